@@ -1,20 +1,22 @@
 // The seam between the gpu worker's layer graph and the routed experts of one expert worker.
 //
-// A Backend uses a link as two ops of its stream: Submit hands rows with their picks over, Wait brings the partial
-// sums back. Both are SPMD: every thread of the backend's pool calls them with its index, does its share of the
-// copying and returns; how the elements are shared out is unspecified, so the backend puts a barrier between what
-// wrote `x` and Submit, and between Wait and what reads `out`. All threads make the same calls in the same order.
-// `rows` is a device scalar: it is read when the op executes, never at enqueue.
+// A Backend uses a link as two ops of its stream: Submit hands rows with their picks over, Wait
+// brings the partial sums back. Both are SPMD: every thread of the backend's pool calls them with
+// its index, does its share of the copying and returns; how the elements are shared out is
+// unspecified, so the backend puts a barrier between what wrote `x` and Submit, and between Wait
+// and what reads `out`. All threads make the same calls in the same order. `rows` is a device
+// scalar: it is read when the op executes, never at enqueue.
 //
-// Order: at most one submission of a lane is outstanding (Submit, then Wait, with the same lane and layer); lanes
-// may interleave: Submit A, Submit B, Wait A, Wait B.
+// Order: at most one submission of a lane is outstanding (Submit, then Wait, with the same lane and
+// layer); lanes may interleave: Submit A, Submit B, Wait A, Wait B.
 //
-// Errors: Submit and Wait make no Status and never block without bound. The first error of a step sticks; later
-// calls return at once (Wait still stores zeros when it gathers with kStore) and EndStep reports it. A link whose
-// peer is gone (`broken()`) stays so: the owner makes a new one.
+// Errors: Submit and Wait make no Status and never block without bound. The first error of a step
+// sticks and EndStep reports it; what Wait stores for a failed submission is zeros. A link whose
+// peer is gone (`broken()`) stays so, its calls return at once: the owner makes a new link.
 //
-// Ownership: the link owns its buffers and threads; pointers in a Submission must stay valid until the matching
-// Wait. Implementations: gpu_worker/links/ (shared memory, in-process, and ExpertLinkSet, which joins several).
+// Ownership: the link owns its buffers and threads; pointers in a Submission must stay valid until
+// the matching Wait. Implementations: gpu_worker/links/ (shared memory, in-process, and
+// ExpertLinkSet, which joins several).
 #pragma once
 
 #include <cstdint>
@@ -27,23 +29,23 @@ namespace tandem::gpu {
 enum class LinkError : uint32_t {
   kNone = 0,
   kBadSubmission,  // *rows < 0 or above the bound: nothing was computed
-  kRefused,        // the expert worker refused the slot (expert id or layer out of range, stale, lengths)
-  kBadReply,       // the answer's header does not match the submission
-  kPeerDied,       // the expert worker died or closed the link
-  kTimeout,        // no progress of the expert worker for the deadline
-  kAborted,        // the expert worker or the owner of this link gave the link up
+  kRefused,  // the expert worker refused the slot (expert id or layer out of range, stale, lengths)
+  kBadReply,  // the answer's header does not match the submission
+  kPeerDied,  // the expert worker died or closed the link
+  kTimeout,   // no progress of the expert worker for the deadline
+  kAborted,   // the expert worker or the owner of this link gave the link up
 };
 
 // One layer of one lane, handed over. Arrays are dense, row-major, [*rows, ...].
 struct Submission {
   uint32_t lane = 0;
   uint32_t layer = 0;
-  uint32_t flags = 0;               // passed through to ExpertBatch::flags
-  const int32_t* rows = nullptr;    // device scalar, 0 <= *rows <= max_rows
-  int32_t max_rows = 0;             // host bound (the bucket); <= limits().max_rows
-  const float* x = nullptr;         // [rows, hidden]
-  const uint16_t* ids = nullptr;    // [rows, top_k], shm::kNoExpert = skip
-  const float* weights = nullptr;   // [rows, top_k]
+  uint32_t flags = 0;                 // passed through to ExpertBatch::flags
+  const int32_t* rows = nullptr;      // device scalar, 0 <= *rows <= max_rows
+  int32_t max_rows = 0;               // host bound (the bucket); <= limits().max_rows
+  const float* x = nullptr;           // [rows, hidden]
+  const uint16_t* ids = nullptr;      // [rows, top_k], shm::kNoExpert = skip
+  const float* weights = nullptr;     // [rows, top_k]
   const uint8_t* deferred = nullptr;  // [rows, top_k] nonzero = deferred; null = none
 };
 
@@ -69,15 +71,16 @@ class ExpertLink {
   // Number of threads that must call Submit and Wait.
   virtual int threads() const = 0;
 
-  // Called by one thread before the first op of a step: clears errors that do not break the link, wakes the
-  // expert worker ahead of the first layer, and from here on requires its progress. `step` is unique per step.
+  // Called by one thread before the first op of a step: clears errors that do not break the link,
+  // wakes the expert worker ahead of the first layer, and from here on requires its progress.
+  // `step` is unique per step.
   virtual void BeginStep(uint64_t step) = 0;
 
   virtual void Submit(const Submission& submission, int thread, int threads) = 0;
   virtual void Wait(const Collection& collection, int thread, int threads) = 0;
 
-  // Called by one thread after the last op of the step (error or not). UNAVAILABLE when the expert worker is gone
-  // or hung, INTERNAL when a submission or reply was refused.
+  // Called by one thread after the last op of the step (error or not). UNAVAILABLE when the expert
+  // worker is gone or hung, INTERNAL when a submission or reply was refused.
   virtual absl::Status EndStep() = 0;
 
   // The step's first error so far. Any thread.

@@ -1,8 +1,8 @@
 #pragma once
 
 // What a decoder-only transformer of a supported family is, as plain data: the meeting point of the
-// families (which fill it from a hub config.json) and of the workers (which build the graph and load
-// tensors from it). Nothing here knows a family's name. Formulas: notes/models.md section 1.
+// families (which fill it from a hub config.json) and of the workers (which build the graph and
+// load tensors from it). Nothing here knows a family's name. Formulas: notes/models.md section 1.
 
 #include <cstdint>
 #include <optional>
@@ -36,8 +36,8 @@ struct AttentionSpec {
   int rope_dim = 0;      // MLA
   int v_dim = 0;         // MLA
   float softmax_scale = 0;
-  int window_tokens = 0;    // keys a query sees, itself included; 0: all
-  bool qk_norm = false;     // per-head RMSNorm of q and k before RoPE
+  int window_tokens = 0;     // keys a query sees, itself included; 0: all
+  bool qk_norm = false;      // per-head RMSNorm of q and k before RoPE
   float latent_eps = 1e-6f;  // epsilon of q_a_layernorm and kv_a_layernorm
 };
 
@@ -87,9 +87,9 @@ struct LayerSpec {
   int dense_intermediate = 0;  // width of the dense MLP where !moe
   std::string input_norm, post_attention_norm;
   AttentionNames attention;
-  MlpNames mlp;                // dense MLP, or the shared expert of an MoE layer
-  std::string router_weight;   // [experts, hidden]
-  std::string router_bias;     // selection bias [experts] F32; empty: none
+  MlpNames mlp;               // dense MLP, or the shared expert of an MoE layer
+  std::string router_weight;  // [experts, hidden]
+  std::string router_bias;    // selection bias [experts] F32; empty: none
   // Routed experts: "%d" stands for the expert's index.
   std::string expert_gate, expert_up, expert_down;
 };

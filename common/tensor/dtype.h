@@ -10,6 +10,7 @@
 namespace tandem {
 
 enum class DType : uint8_t {
+  kF64,
   kF32,
   kF16,
   kBF16,
@@ -20,8 +21,10 @@ enum class DType : uint8_t {
   kI32,
   kI16,
   kI8,
-  kU8,
+  kU64,
+  kU32,
   kU16,
+  kU8,
   kBool,
 };
 

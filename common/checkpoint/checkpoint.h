@@ -1,0 +1,76 @@
+#pragma once
+
+// A model directory's weights: `model.safetensors`, or the shards that
+// `model.safetensors.index.json` names, opened as one set of named tensors over memory maps.
+//
+// Thread safety: immutable after Open; any thread may read it.
+// Ownership: a Checkpoint owns its mappings; every view into it must not outlive it.
+// Errors: a missing shard, a tensor that the index puts where it is not, and a tensor name held by
+// two files are refused by Open. Every message names file and tensor.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/safetensors.h"
+#include "common/tensor/tensor_view.h"
+
+namespace tandem {
+
+// A half-open range of rows or columns.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+class Checkpoint {
+ public:
+  struct Tensor {
+    std::string_view name;
+    TensorView view;        // may be unaligned
+    std::string_view file;  // path of the file that holds it
+    uint64_t offset = 0;    // of its first byte in that file
+  };
+
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& dir);
+
+  const std::string& dir() const { return dir_; }
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
+  size_t tensor_count() const { return tensors_.size(); }
+
+  // Null when there is no such tensor.
+  const Tensor* Find(std::string_view name) const;
+  // As Find, but an error naming the tensor and the directory.
+  absl::StatusOr<const Tensor*> Get(std::string_view name) const;
+  // As Get, and the shape must be exactly `shape`.
+  absl::StatusOr<const Tensor*> Get(std::string_view name, std::span<const int64_t> shape) const;
+
+  // Reads a whole F32, F16 or BF16 tensor as F32 (parts of matrices: DecodedMatrix). REQUIRES of
+  // the caller: `out` holds exactly its elements, else an error. NaN and infinities are refused: no
+  // weight is either.
+  absl::Status ReadF32(std::string_view name, std::span<float> out) const;
+
+ private:
+  Checkpoint() = default;
+  absl::Status AddFile(const std::string& path);
+  absl::Status OpenShards(const std::string& index_path);
+
+  std::string dir_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::unordered_map<std::string_view, Tensor> tensors_;
+};
+
+// "[2,3]".
+std::string ShapeText(const TensorView& view);
+
+// "file: tensor 'name': what", the form of every error about a tensor.
+absl::Status TensorError(const Checkpoint::Tensor& tensor, std::string_view what);
+
+}  // namespace tandem

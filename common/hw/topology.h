@@ -1,0 +1,49 @@
+#pragma once
+
+// CPUs and NUMA nodes that this process may use. Only CPUs of the allowed set (cpuset, taskset) count:
+// inside a container or under taskset a process must not start threads for the whole machine.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tandem {
+
+struct NumaNode {
+  int id = 0;                // the kernel's node; simulated nodes all have the first real one's
+  std::vector<int> cpus;     // allowed CPUs of the node, ascending
+  bool simulated = false;
+};
+
+struct Topology {
+  std::vector<int> allowed_cpus;  // ascending
+  std::vector<NumaNode> nodes;    // those with at least one allowed CPU
+};
+
+// How nodes are found: kAuto asks the kernel, kOff sees one node, kSimulated cuts the allowed CPUs
+// into `simulated_nodes` parts (for tests on one-node machines; where there are fewer CPUs than
+// nodes, nodes share CPUs).
+struct NumaOption {
+  enum class Mode { kAuto, kOff, kSimulated } mode = Mode::kAuto;
+  int simulated_nodes = 0;
+};
+
+// "auto", "off" or a number from 1 to 64. Errors: INVALID_ARGUMENT.
+absl::StatusOr<NumaOption> ParseNumaOption(std::string_view text);
+
+// CPUs this thread may run on. Never empty.
+std::vector<int> AllowedCpus();
+
+Topology DetectTopology(const NumaOption& option);
+
+// "0-3,8" <-> {0, 1, 2, 3, 8}. Errors: INVALID_ARGUMENT.
+std::string FormatCpuList(const std::vector<int>& cpus);
+absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text);
+
+// Pins the calling thread. Errors: FAILED_PRECONDITION when the CPU is not allowed (containers): the
+// caller goes on unpinned and says so.
+absl::Status PinThisThread(int cpu);
+
+}  // namespace tandem

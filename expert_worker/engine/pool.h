@@ -7,13 +7,14 @@
 //   Pool pool({.threads = 2});
 //   pool.Run([&](int thread) { ...; pool.Barrier(); ... });
 //
-// The caller of Run is thread 0; it is pinned too if `pin_caller`. Run never allocates: the callable
-// stays in the caller's frame. Barrier may be called inside Run only, by every thread equally often.
-// Run is to be called by one thread at a time (always the same one when pinned); it does not nest.
+// The caller of Run is thread 0; it is pinned too if `pin_caller`. Run never allocates: the
+// callable stays in the caller's frame. Barrier may be called inside Run only, by every thread
+// equally often. Run is to be called by one thread at a time (always the same one when pinned); it
+// does not nest.
 //
-// Waiting (between Runs, in Barrier, at the join): `spin` of busy waiting, then a futex. Where other
-// threads need the same cores (co-located services) spin = 0 sleeps at once. A pool of one thread
-// runs the function in the caller and never waits.
+// Waiting (between Runs, in Barrier, at the join): `spin` of busy waiting, then a futex. Where
+// other threads need the same cores (co-located services) spin = 0 sleeps at once. A pool of one
+// thread runs the function in the caller and never waits.
 //
 // Pinning: thread i runs on cpus[i]; an empty list means no pinning. A refused CPU (outside the
 // cpuset) leaves that thread unpinned; pinned_threads() tells, the pool works all the same.
@@ -25,6 +26,8 @@
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "expert_worker/engine/barrier.h"
 
 namespace tandem::expert {
 
@@ -57,31 +60,22 @@ class Pool {
   }
 
   // Waits until every thread of the Run in progress has arrived. Orders memory like a lock.
-  void Barrier();
+  void Barrier() { barrier_.Wait(); }
 
  private:
-  // A word that threads wait on, alone on two cache lines (adjacent-line prefetch).
-  struct alignas(128) Word {
-    std::atomic<uint32_t> value{0};
-    std::atomic<uint32_t> sleepers{0};
-  };
   using Function = void (*)(void* context, int thread);
 
   void RunErased(Function function, void* context);
   void ThreadMain(int thread, int cpu);
-  // Returns when word.value != old.
-  void WaitWhileEqual(Word& word, uint32_t old) const;
-  static void Publish(Word& word, uint32_t value);
 
   const int threads_;
   const int64_t spin_ns_;
   Function function_ = nullptr;
   void* context_ = nullptr;
-  Word start_;                                // generation of Run; odd bit patterns carry no meaning
-  Word finish_;                               // generation whose threads have all returned
-  Word barrier_;                              // generation of Barrier
+  WaitWord start_;   // generation of Run
+  WaitWord finish_;  // generation whose threads have all returned
+  expert::Barrier barrier_;
   alignas(128) std::atomic<int> running_{0};  // threads 1.. that have not finished this Run
-  alignas(128) std::atomic<int> arrived_{0};  // threads that wait in Barrier
   std::atomic<int> pinned_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;

@@ -6,8 +6,8 @@
 //
 // Packed layout (the same for every table; a format's `layout_tag` names it): a weight matrix W of
 // [n, k] (n outputs, k inputs, as checkpoints store linears) is cut into panels of kPanelWidth
-// outputs. A panel stores, for each input step, the weights of its outputs side by side, so that one
-// step is one multiply-add of whole vectors. The last panel is padded with zeros. The input
+// outputs. A panel stores, for each input step, the weights of its outputs side by side, so that
+// one step is one multiply-add of whole vectors. The last panel is padded with zeros. The input
 // dimension may be stored in chunks that lie apart (`k_chunk`, `chunk_stride_bytes`): the down
 // projection of an expert is spread over its segments and is still one matrix to a kernel.
 //
@@ -21,6 +21,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "common/hw/isa.h"
 
 namespace tandem::kernels {
 
@@ -68,9 +70,9 @@ struct PackedMatrix {
   const void* data;  // aligned to kPackAlignment
   uint32_t n;
   uint32_t k;
-  uint32_t k_chunk;            // steps of one panel that lie together; k when not cut
-  size_t panel_stride_bytes;   // from a panel to the next, within a chunk
-  size_t chunk_stride_bytes;   // from a chunk to the next
+  uint32_t k_chunk;           // steps of one panel that lie together; k when not cut
+  size_t panel_stride_bytes;  // from a panel to the next, within a chunk
+  size_t chunk_stride_bytes;  // from a chunk to the next
 };
 
 struct GemmCall {
@@ -100,8 +102,6 @@ struct FormatKernels {
   // y (+)= x W^T for the outputs of panels [panel_begin, panel_end).
   void (*gemm)(const PackedMatrix& w, const GemmCall& call);
 };
-
-enum class Isa : uint8_t { kRef = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 struct KernelTable {
   Isa isa;

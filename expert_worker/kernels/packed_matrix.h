@@ -1,8 +1,8 @@
 #pragma once
 
-// A packed weight matrix that owns its memory, for callers that keep whole linears (gpu_worker's CPU
-// backend, tests, benches). Experts live in a weight store instead. Movable, not copyable; read-only
-// after Pack, hence safe to share between threads.
+// A packed weight matrix that owns its memory, for callers that keep whole linears (gpu_worker's
+// CPU backend, tests, benches). Experts live in a weight store instead. Movable, not copyable;
+// read-only after Pack, hence safe to share between threads.
 
 #include <cstddef>
 #include <cstdint>

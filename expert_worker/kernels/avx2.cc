@@ -1,0 +1,112 @@
+// AVX2 and FMA: a panel of 32 outputs is four vectors, taken as two halves where registers are
+// short.
+
+#include <immintrin.h>
+
+#include "expert_worker/kernels/exp_constants.h"
+#include "expert_worker/kernels/kernel_table.h"
+#include "expert_worker/kernels/layout_plain.h"
+#include "expert_worker/kernels/tables.h"
+
+namespace tandem::kernels {
+namespace {
+
+template <int...>
+struct Sequence {};
+
+struct V {
+  using F = __m256;
+  using U = __m256i;
+  static constexpr uint32_t kLanes = 8;
+  // 6 rows x half a panel (2 vectors) are 12 of 16 registers; 2 hold weights, 1 a broadcast.
+  static constexpr uint32_t kMaxRows = 6;
+  using Rows = Sequence<0, 1, 2, 3, 4, 5>;
+  // One row: 2 panels x 4 vectors are 8 chains, which hide 4 cycles of latency at 2 a cycle.
+  static constexpr uint32_t PanelsAtOnce(uint32_t rows) { return rows == 1 ? 2 : 1; }
+  static constexpr uint32_t HalvesAtOnce(uint32_t rows) { return rows <= 3 ? 2 : 1; }
+
+  static inline F Zero() { return _mm256_setzero_ps(); }
+  static inline F Set(float v) { return _mm256_set1_ps(v); }
+  static inline F Broadcast(const float& v) { return _mm256_broadcast_ss(&v); }
+  static inline F Load(const float* p) { return _mm256_loadu_ps(p); }
+  static inline U LoadWords(const char* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static inline F LowHalfToFloat(U pair) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+  }
+  static inline F HighHalfToFloat(U pair) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
+  }
+  static inline void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+
+  static inline F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
+  static inline F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static inline F Div(F a, F b) { return _mm256_div_ps(a, b); }
+  static inline F Min(F a, F b) { return _mm256_min_ps(a, b); }
+  static inline F Max(F a, F b) { return _mm256_max_ps(a, b); }
+  static inline F Negate(F a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+  static inline U Bits(F a) { return _mm256_castps_si256(a); }
+  static inline U SetWords(int v) { return _mm256_set1_epi32(v); }
+  static inline U AddWords(U a, U b) { return _mm256_add_epi32(a, b); }
+  static inline U SubWords(U a, U b) { return _mm256_sub_epi32(a, b); }
+  static inline U AndWords(U a, U b) { return _mm256_and_si256(a, b); }
+  static inline U OrWords(U a, U b) { return _mm256_or_si256(a, b); }
+  static inline U ShiftRight16(U a) { return _mm256_srli_epi32(a, 16); }
+  static inline U ShiftRightArithmetic1(U a) { return _mm256_srai_epi32(a, 1); }
+  static inline F PowerOfTwo(U n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  }
+  static inline U SelectNan(F value, U if_nan, U otherwise) {
+    const __m256 nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(otherwise, if_nan, _mm256_castps_si256(nan));
+  }
+
+  // All ones in the lanes of [offset, offset + 8) that lie below `width`.
+  static inline __m256i Mask(uint32_t offset, uint32_t width) {
+    const int left = static_cast<int>(width) - static_cast<int>(offset);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(left), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static inline F LoadPart(const float* p, uint32_t offset, uint32_t width) {
+    if (offset + kLanes <= width) return _mm256_loadu_ps(p + offset);
+    return _mm256_maskload_ps(p + offset, Mask(offset, width));
+  }
+  static inline void StorePart(float* p, uint32_t offset, uint32_t width, F v) {
+    if (offset + kLanes <= width) {
+      _mm256_storeu_ps(p + offset, v);
+    } else {
+      _mm256_maskstore_ps(p + offset, Mask(offset, width), v);
+    }
+  }
+  // There are no masked 16-bit accesses: the last few elements go through a buffer.
+  static inline F WidenPart(const uint16_t* p, uint32_t width) {
+    alignas(16) uint16_t part[kLanes] = {};
+    if (width < kLanes) {
+      for (uint32_t i = 0; i < width; ++i) part[i] = p[i];
+      p = part;
+    }
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return LowHalfToFloat(_mm256_cvtepu16_epi32(half));
+  }
+  static inline void StoreLowHalves(uint16_t* p, uint32_t width, U v) {
+    const __m128i half =
+        _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    if (width >= kLanes) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
+      return;
+    }
+    alignas(16) uint16_t part[kLanes];
+    _mm_store_si128(reinterpret_cast<__m128i*>(part), half);
+    for (uint32_t i = 0; i < width; ++i) p[i] = part[i];
+  }
+};
+
+#include "expert_worker/kernels/gemm_plain.inc"
+
+}  // namespace
+
+constinit const KernelTable kAvx2Table = TANDEM_VECTOR_TABLE(Isa::kAvx2, "avx2");
+
+}  // namespace tandem::kernels

@@ -22,7 +22,7 @@ struct V {
   static constexpr uint32_t kMaxRows = 6;
   using Rows = Sequence<0, 1, 2, 3, 4, 5>;
   // One row: 2 panels x 4 vectors are 8 chains, which hide 4 cycles of latency at 2 a cycle.
-  static constexpr uint32_t PanelsAtOnce(uint32_t rows) { return rows == 1 ? 2 : 1; }
+  static constexpr uint32_t MaxPanels(uint32_t rows) { return rows == 1 ? 2 : 1; }
   static constexpr uint32_t HalvesAtOnce(uint32_t rows) { return rows <= 3 ? 2 : 1; }
 
   static inline F Zero() { return _mm256_setzero_ps(); }

@@ -21,9 +21,7 @@ struct V {
   static constexpr uint32_t kMaxRows = 12;
   using Rows = Sequence<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11>;
   // At least 8 chains hide the latency of 4 cycles at 2 multiply-adds a cycle.
-  static constexpr uint32_t PanelsAtOnce(uint32_t rows) {
-    return rows <= 3 ? 4 : rows <= 6 ? 2 : 1;
-  }
+  static constexpr uint32_t MaxPanels(uint32_t rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
   static constexpr uint32_t HalvesAtOnce(uint32_t) { return 1; }
 
   static inline F Zero() { return _mm512_setzero_ps(); }

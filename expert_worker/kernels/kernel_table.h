@@ -110,7 +110,7 @@ struct KernelTable {
   FormatKernels formats[static_cast<size_t>(WeightFormat::kCount)];
   // y[i] = g[i] / (1 + exp(-g[i])) * u[i]; within 3 ulp of the exact value.
   void (*silu_mul)(const float* g, const float* u, float* y, size_t n);
-  // y[i] = exp(x[i]), within 1 ulp; 0 and infinity beyond F32's range.
+  // y[i] = exp(x[i]), within 1.05 ulp; 0 and infinity beyond F32's range.
   void (*exp)(const float* x, float* y, size_t n);
   // y[i] = fma(a, x[i], y[i])
   void (*add_scaled)(float a, const float* x, float* y, size_t n);

@@ -4,8 +4,8 @@
 // family, and lets it fill the spec. Nothing is loaded; files are small and bounded.
 //
 // Errors name the file and the key: a missing or null required key, a value out of bounds, an
-// unknown architecture (the message lists those that are supported), an unsupported feature. A value
-// that this engine would silently compute wrongly is refused, never ignored.
+// unknown architecture (the message lists those that are supported), an unsupported feature. A
+// value that this engine would silently compute wrongly is refused, never ignored.
 
 #include <cstdint>
 #include <optional>

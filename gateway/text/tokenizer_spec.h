@@ -1,0 +1,62 @@
+#pragma once
+
+// The contents of a tokenizer.json as checked plain data. Everything the format can say that the
+// classes built from it (Normalizer, PreTokenizer, BpeModel, AddedTokenMatcher) cannot do is
+// refused here, naming source and key.
+//
+// String views point into the parsed document, which the spec keeps alive.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gateway/text/tokenizer.h"
+
+namespace tandem::gateway {
+
+// Ids are indices of arrays; the largest vocabularies in use have about 2^18 entries.
+inline constexpr uint32_t kMaxTokenId = 1u << 21;
+inline constexpr size_t kMaxTokenizerBytes = size_t{256} << 20;
+inline constexpr size_t kMaxAddedTokens = 1u << 16;
+inline constexpr size_t kMaxAddedTokenBytes = 1024;
+inline constexpr size_t kMaxPatternBytes = 16384;
+inline constexpr size_t kMaxSteps = 32;
+
+enum class UnicodeForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// What becomes of the parts of a text that match a pattern.
+enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+struct PreTokenizerStep {
+  enum class Kind { kPattern, kPrefixSpace };
+  Kind kind = Kind::kPattern;
+  std::string pattern;  // Oniguruma syntax unless `literal`
+  bool literal = false;
+  bool invert = false;
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+};
+
+struct BpeSpec {
+  std::vector<std::pair<std::string_view, TokenId>> vocab;  // byte-level spelling, id
+  std::vector<std::pair<std::string_view, std::string_view>> merges;
+  bool ignore_merges = false;  // a word that is a vocabulary entry is that token
+};
+
+struct TokenizerSpec {
+  std::vector<UnicodeForm> normalizers;
+  std::vector<PreTokenizerStep> pre_tokenizers;
+  BpeSpec model;
+  std::vector<AddedToken> added_tokens;
+  // What add_special_tokens puts around a text.
+  std::vector<TokenId> prefix_ids;
+  std::vector<TokenId> suffix_ids;
+  std::shared_ptr<const void> document;
+};
+
+absl::StatusOr<TokenizerSpec> ParseTokenizerSpec(std::string_view json, std::string_view source);
+
+}  // namespace tandem::gateway

@@ -80,6 +80,11 @@ class BatchHandler {
 
   // Data plane: no allocation, lock, log. REQUIRES: Configure succeeded; 0 <= thread < threads.
   virtual void Run(const ExpertBatch& batch, int thread, int threads) = 0;
+
+  // Called SPMD after the results of a batch with deferred picks went back: the place for what
+  // nobody waits for (the deferred picks' sums, carried into the lane's next layer). Same pointers
+  // as in Run; `out` must not be written.
+  virtual void RunDeferred(const ExpertBatch& /*batch*/, int /*thread*/, int /*threads*/) {}
 };
 
 }  // namespace tandem::shm

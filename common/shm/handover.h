@@ -111,6 +111,8 @@ bool PeerHungUp(int socket_fd);
 // A descriptor that becomes readable when `pid` ends; invalid where the kernel refuses (other pid
 // namespace).
 UniqueFd OpenPidfd(pid_t pid);
+// False for an invalid descriptor.
+bool ProcessEnded(int pidfd);
 
 ThreadList MakeThreadList(const std::vector<int>& cpus);
 HandoverRefusal CheckHello(const Hello& hello, uint64_t epoch,

@@ -1,0 +1,62 @@
+#include "gpu_worker/links/expert_link_set.h"
+
+#include <string>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace tandem::gpu {
+
+ExpertLinkSet::ExpertLinkSet(std::vector<std::unique_ptr<ExpertLink>> links)
+    : links_(std::move(links)) {
+  TANDEM_CHECK(!links_.empty());
+  for (const auto& link : links_) TANDEM_CHECK(link->threads() == links_[0]->threads());
+}
+
+void ExpertLinkSet::BeginStep(uint64_t step) {
+  for (const auto& link : links_) link->BeginStep(step);
+}
+
+void ExpertLinkSet::Submit(const Submission& submission, int thread, int threads) {
+  for (const auto& link : links_) link->Submit(submission, thread, threads);
+}
+
+void ExpertLinkSet::Wait(const Collection& collection, int thread, int threads) {
+  Collection next = collection;
+  for (const auto& link : links_) {
+    link->Wait(next, thread, threads);
+    next.gather = Gather::kAdd;
+  }
+}
+
+absl::Status ExpertLinkSet::EndStep() {
+  absl::Status first;
+  for (size_t i = 0; i < links_.size(); ++i) {
+    const absl::Status status = links_[i]->EndStep();
+    if (first.ok() && !status.ok()) first = Annotate(status, "expert worker " + std::to_string(i));
+  }
+  return first;
+}
+
+LinkError ExpertLinkSet::error() const {
+  for (const auto& link : links_) {
+    const LinkError error = link->error();
+    if (error != LinkError::kNone) return error;
+  }
+  return LinkError::kNone;
+}
+
+bool ExpertLinkSet::broken() const {
+  for (const auto& link : links_) {
+    if (link->broken()) return true;
+  }
+  return false;
+}
+
+void ExpertLinkSet::Replace(int index, std::unique_ptr<ExpertLink> link) {
+  TANDEM_CHECK(link->threads() == threads());
+  links_[static_cast<size_t>(index)] = std::move(link);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,261 @@
+#include "gpu_worker/model_weights.h"
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/checkpoint/decoded_matrix.h"
+
+namespace tandem::gpu {
+namespace {
+
+absl::Status ReadRectangle(const DecodedMatrix& matrix, DType dtype, Range rows, Range cols,
+                           void* out) {
+  const size_t elements = static_cast<size_t>(rows.size() * cols.size());
+  if (dtype == DType::kBF16) {
+    return matrix.ReadBf16(rows, cols, std::span(static_cast<uint16_t*>(out), elements));
+  }
+  return matrix.ReadF32(rows, cols, std::span(static_cast<float*>(out), elements));
+}
+
+// Rows [begin, end) of the transpose of `block` (rows of `matrix`).
+template <typename T>
+absl::Status ReadTransposed(const DecodedMatrix& matrix, Range block, int64_t begin, int64_t end,
+                            T* out) {
+  const Range cols{begin, end};
+  std::vector<T> part(static_cast<size_t>(block.size() * cols.size()));
+  constexpr DType kDtype = sizeof(T) == 2 ? DType::kBF16 : DType::kF32;
+  RETURN_IF_ERROR(ReadRectangle(matrix, kDtype, block, cols, part.data()));
+  for (int64_t r = 0; r < block.size(); ++r) {
+    for (int64_t c = 0; c < cols.size(); ++c) {
+      out[c * block.size() + r] = part[static_cast<size_t>(r * cols.size() + c)];
+    }
+  }
+  return absl::OkStatus();
+}
+
+class Loader {
+ public:
+  Loader(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
+         const std::function<void(uint64_t)>& progress)
+      : checkpoint_(checkpoint), spec_(spec), backend_(backend), progress_(progress) {}
+
+  absl::StatusOr<ModelWeights> Load();
+
+ private:
+  absl::StatusOr<LayerWeights> Layer(const LayerSpec& names);
+  absl::Status Gqa(const AttentionNames& names, AttentionWeights& out);
+  absl::Status Mla(const AttentionNames& names, AttentionWeights& out);
+  absl::Status KvB(const AttentionNames& names, AttentionWeights& out);
+  absl::Status Mlp(const MlpNames& names, int64_t intermediate, MlpWeights& out);
+
+  absl::StatusOr<DecodedMatrix> Open(const std::string& name, int64_t rows, int64_t cols) const {
+    return DecodedMatrix::Create(checkpoint_, name, rows, cols,
+                                 {.rows = spec_.quant_block_rows, .cols = spec_.quant_block_cols});
+  }
+  absl::Status Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out);
+  absl::Status Vector(const std::string& name, int64_t size, const float*& out);
+  absl::Status Embedding(TensorView& out);
+  absl::StatusOr<const float*> Upload(std::span<const float> values);
+  void Count(uint64_t bytes) {
+    loaded_ += bytes;
+    if (progress_) progress_(loaded_);
+  }
+
+  const Checkpoint& checkpoint_;
+  const ModelSpec& spec_;
+  Backend& backend_;
+  const std::function<void(uint64_t)>& progress_;
+  uint64_t loaded_ = 0;
+};
+
+absl::StatusOr<const float*> Loader::Upload(std::span<const float> values) {
+  ASSIGN_OR_RETURN(void* memory, backend_.Allocate(values.size_bytes()));
+  backend_.CopyToDevice(memory, values.data(), values.size_bytes());
+  RETURN_IF_ERROR(backend_.Synchronize());
+  return static_cast<const float*>(memory);
+}
+
+absl::Status Loader::Vector(const std::string& name, int64_t size, const float*& out) {
+  const int64_t shape[] = {size};
+  RETURN_IF_ERROR(checkpoint_.Get(name, shape).status());
+  std::vector<float> values(static_cast<size_t>(size));
+  RETURN_IF_ERROR(checkpoint_.ReadF32(name, values));
+  ASSIGN_OR_RETURN(out, Upload(values));
+  Count(values.size() * DTypeBytes(checkpoint_.Find(name)->view.dtype));
+  return absl::OkStatus();
+}
+
+absl::Status Loader::Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out) {
+  ASSIGN_OR_RETURN(const DecodedMatrix matrix, Open(names.weight, n, k));
+  const DType dtype = matrix.native_dtype();
+  ASSIGN_OR_RETURN(
+      out.weight,
+      backend_.LoadLinear(
+          {.n = n, .k = k, .dtype = dtype, .read = [&](int64_t begin, int64_t end, void* to) {
+             return ReadRectangle(matrix, dtype, {begin, end}, {0, k}, to);
+           }}));
+  Count(matrix.stored_bytes());
+  if (names.bias.empty()) return absl::OkStatus();
+  return Vector(names.bias, n, out.bias);
+}
+
+absl::Status Loader::Gqa(const AttentionNames& names, AttentionWeights& out) {
+  const AttentionSpec& a = spec_.attention;
+  RETURN_IF_ERROR(Linear(names.q, int64_t{a.heads} * a.head_dim, spec_.hidden, out.q));
+  RETURN_IF_ERROR(Linear(names.k, int64_t{a.kv_heads} * a.head_dim, spec_.hidden, out.k));
+  RETURN_IF_ERROR(Linear(names.v, int64_t{a.kv_heads} * a.head_dim, spec_.hidden, out.v));
+  RETURN_IF_ERROR(Linear(names.o, spec_.hidden, int64_t{a.heads} * a.head_dim, out.o));
+  if (!a.qk_norm) return absl::OkStatus();
+  RETURN_IF_ERROR(Vector(names.q_norm, a.head_dim, out.q_norm));
+  return Vector(names.k_norm, a.head_dim, out.k_norm);
+}
+
+absl::Status Loader::Mla(const AttentionNames& names, AttentionWeights& out) {
+  const AttentionSpec& a = spec_.attention;
+  const int64_t q_width = int64_t{a.heads} * (a.nope_dim + a.rope_dim);
+  if (a.q_lora_rank == 0) {
+    RETURN_IF_ERROR(Linear(names.q, q_width, spec_.hidden, out.q));
+  } else {
+    RETURN_IF_ERROR(Linear(names.q_a, a.q_lora_rank, spec_.hidden, out.q_a));
+    RETURN_IF_ERROR(Vector(names.q_a_norm, a.q_lora_rank, out.q_a_norm));
+    RETURN_IF_ERROR(Linear(names.q_b, q_width, a.q_lora_rank, out.q_b));
+  }
+  RETURN_IF_ERROR(Linear(names.kv_a, a.kv_lora_rank + a.rope_dim, spec_.hidden, out.kv_a));
+  RETURN_IF_ERROR(Vector(names.kv_a_norm, a.kv_lora_rank, out.kv_a_norm));
+  RETURN_IF_ERROR(KvB(names, out));
+  return Linear(names.o, spec_.hidden, int64_t{a.heads} * a.v_dim, out.o);
+}
+
+absl::Status Loader::KvB(const AttentionNames& names, AttentionWeights& out) {
+  const AttentionSpec& a = spec_.attention;
+  const int64_t head_rows = a.nope_dim + a.v_dim;
+  ASSIGN_OR_RETURN(const DecodedMatrix matrix,
+                   Open(names.kv_b.weight, a.heads * head_rows, a.kv_lora_rank));
+  const DType dtype = matrix.native_dtype();
+  for (int64_t head = 0; head < a.heads; ++head) {
+    const Range u{head * head_rows, head * head_rows + a.nope_dim};
+    const auto read_u = [&](int64_t begin, int64_t end, void* to) {
+      return dtype == DType::kBF16
+                 ? ReadTransposed(matrix, u, begin, end, static_cast<uint16_t*>(to))
+                 : ReadTransposed(matrix, u, begin, end, static_cast<float*>(to));
+    };
+    const auto read_v = [&](int64_t begin, int64_t end, void* to) {
+      return ReadRectangle(matrix, dtype, {u.end + begin, u.end + end}, {0, a.kv_lora_rank}, to);
+    };
+    ASSIGN_OR_RETURN(out.u_transposed.emplace_back(),
+                     backend_.LoadLinear(
+                         {.n = a.kv_lora_rank, .k = a.nope_dim, .dtype = dtype, .read = read_u}));
+    ASSIGN_OR_RETURN(
+        out.v_heads.emplace_back(),
+        backend_.LoadLinear({.n = a.v_dim, .k = a.kv_lora_rank, .dtype = dtype, .read = read_v}));
+  }
+  Count(matrix.stored_bytes());
+  return absl::OkStatus();
+}
+
+absl::Status Loader::Mlp(const MlpNames& names, int64_t intermediate, MlpWeights& out) {
+  out.intermediate = intermediate;
+  RETURN_IF_ERROR(Linear(names.gate, intermediate, spec_.hidden, out.gate));
+  RETURN_IF_ERROR(Linear(names.up, intermediate, spec_.hidden, out.up));
+  return Linear(names.down, spec_.hidden, intermediate, out.down);
+}
+
+absl::StatusOr<LayerWeights> Loader::Layer(const LayerSpec& names) {
+  LayerWeights out;
+  RETURN_IF_ERROR(Vector(names.input_norm, spec_.hidden, out.input_norm));
+  RETURN_IF_ERROR(Vector(names.post_attention_norm, spec_.hidden, out.post_attention_norm));
+  RETURN_IF_ERROR(spec_.attention.kind == AttentionKind::kMla
+                      ? Mla(names.attention, out.attention)
+                      : Gqa(names.attention, out.attention));
+  if (!names.moe) {
+    RETURN_IF_ERROR(Mlp(names.mlp, names.dense_intermediate, out.mlp));
+    return out;
+  }
+  RETURN_IF_ERROR(Linear({names.router_weight, ""}, spec_.moe.experts, spec_.hidden, out.router));
+  if (!names.router_bias.empty()) {
+    RETURN_IF_ERROR(Vector(names.router_bias, spec_.moe.experts, out.selection_bias));
+  }
+  if (spec_.moe.shared_intermediate > 0) {
+    RETURN_IF_ERROR(Mlp(names.mlp, spec_.moe.shared_intermediate, out.mlp));
+  }
+  return out;
+}
+
+absl::Status Loader::Embedding(TensorView& out) {
+  ASSIGN_OR_RETURN(const DecodedMatrix matrix, Open(spec_.embedding, spec_.vocab, spec_.hidden));
+  const DType dtype = matrix.native_dtype();
+  const size_t row_bytes = static_cast<size_t>(spec_.hidden) * DTypeBytes(dtype);
+  ASSIGN_OR_RETURN(void* memory, backend_.Allocate(row_bytes * static_cast<size_t>(spec_.vocab)));
+  constexpr int64_t kRowsAtOnce = 1024;  // a staging buffer of a few MB
+  std::vector<uint8_t> staging(row_bytes * kRowsAtOnce);
+  for (int64_t row = 0; row < spec_.vocab; row += kRowsAtOnce) {
+    const int64_t end = std::min<int64_t>(spec_.vocab, row + kRowsAtOnce);
+    RETURN_IF_ERROR(ReadRectangle(matrix, dtype, {row, end}, {0, spec_.hidden}, staging.data()));
+    backend_.CopyToDevice(static_cast<uint8_t*>(memory) + row_bytes * static_cast<size_t>(row),
+                          staging.data(), row_bytes * static_cast<size_t>(end - row));
+    RETURN_IF_ERROR(backend_.Synchronize());
+  }
+  out = {.data = memory, .dtype = dtype, .rank = 2, .shape = {spec_.vocab, spec_.hidden}};
+  Count(matrix.stored_bytes());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelWeights> Loader::Load() {
+  ModelWeights out;
+  RETURN_IF_ERROR(Embedding(out.embedding));
+  ASSIGN_OR_RETURN(out.inv_freq, Upload(spec_.rope.inv_freq));
+  out.layers.reserve(spec_.layers.size());
+  for (const LayerSpec& layer : spec_.layers) {
+    ASSIGN_OR_RETURN(out.layers.emplace_back(), Layer(layer));
+  }
+  RETURN_IF_ERROR(Vector(spec_.final_norm, spec_.hidden, out.final_norm));
+  const std::string& head = spec_.tied_embeddings ? spec_.embedding : spec_.head;
+  RETURN_IF_ERROR(Linear({head, ""}, spec_.vocab, spec_.hidden, out.head));
+  return out;
+}
+
+void VisitLinear(const LinearNames& names, const std::function<void(const std::string&)>& visit) {
+  visit(names.weight);
+  visit(names.bias);
+}
+
+void VisitLayer(const LayerSpec& layer, const std::function<void(const std::string&)>& visit) {
+  const AttentionNames& a = layer.attention;
+  for (const auto* name : {&layer.input_norm, &layer.post_attention_norm, &a.q_norm, &a.k_norm,
+                           &a.q_a_norm, &a.kv_a_norm, &layer.router_weight, &layer.router_bias}) {
+    visit(*name);
+  }
+  for (const auto* linear : {&a.q, &a.k, &a.v, &a.q_a, &a.q_b, &a.kv_a, &a.kv_b, &a.o,
+                             &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down}) {
+    VisitLinear(*linear, visit);
+  }
+}
+
+}  // namespace
+
+uint64_t DenseBytes(const Checkpoint& checkpoint, const ModelSpec& spec) {
+  uint64_t bytes = 0;
+  const auto add = [&](const std::string& name) {
+    for (const std::string& part : {name, name + "_scale_inv"}) {
+      const Checkpoint::Tensor* tensor = name.empty() ? nullptr : checkpoint.Find(part);
+      if (tensor == nullptr) continue;
+      bytes += static_cast<uint64_t>(tensor->view.Elements()) * DTypeBytes(tensor->view.dtype);
+    }
+  };
+  for (const LayerSpec& layer : spec.layers) VisitLayer(layer, add);
+  add(spec.embedding);
+  add(spec.final_norm);
+  add(spec.tied_embeddings ? spec.embedding : spec.head);
+  return bytes;
+}
+
+absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                              Backend& backend,
+                                              const std::function<void(uint64_t)>& progress) {
+  return Loader(checkpoint, spec, backend, progress).Load();
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,60 @@
+#include "gpu_worker/step_buffers.h"
+
+namespace tandem::gpu {
+
+absl::Status LogprobBuffers::Create(Backend& backend, size_t rows) {
+  RETURN_IF_ERROR(targets.Create(backend, rows));
+  RETURN_IF_ERROR(top.Create(backend, rows));
+  RETURN_IF_ERROR(logprobs.Create(backend, rows));
+  RETURN_IF_ERROR(ranks.Create(backend, rows));
+  RETURN_IF_ERROR(top_ids.Create(backend, rows * kMaxLogprobs));
+  return top_logprobs.Create(backend, rows * kMaxLogprobs);
+}
+
+LogprobsArgs LogprobBuffers::Args(Rows rows, ConstMatrix logits, int64_t vocab,
+                                  size_t first_row) const {
+  return {.rows = rows,
+          .logits = logits,
+          .vocab = vocab,
+          .targets = targets.device() + first_row,
+          .top = top.device() + first_row,
+          .max_top = kMaxLogprobs,
+          .target_logprobs = logprobs.device() + first_row,
+          .target_ranks = ranks.device() + first_row,
+          .top_ids = top_ids.device() + first_row * kMaxLogprobs,
+          .top_logprobs = top_logprobs.device() + first_row * kMaxLogprobs};
+}
+
+void LogprobBuffers::Download(Backend& backend, size_t count) {
+  logprobs.Download(backend, count);
+  ranks.Download(backend, count);
+  top_ids.Download(backend, count * kMaxLogprobs);
+  top_logprobs.Download(backend, count * kMaxLogprobs);
+}
+
+absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits, int head_rows) {
+  const auto rows = static_cast<size_t>(limits.max_step_rows);
+  const auto sequences = static_cast<size_t>(limits.max_sequences);
+  RETURN_IF_ERROR(row_count.Create(backend, 1));
+  RETURN_IF_ERROR(ids.Create(backend, rows));
+  RETURN_IF_ERROR(positions.Create(backend, rows));
+  RETURN_IF_ERROR(row_sequence.Create(backend, rows));
+  RETURN_IF_ERROR(
+      block_table.Create(backend, sequences * static_cast<size_t>(limits.blocks_per_sequence())));
+  RETURN_IF_ERROR(sample_count.Create(backend, 1));
+  RETURN_IF_ERROR(sample_rows.Create(backend, sequences));
+  RETURN_IF_ERROR(params.Create(backend, sequences));
+  RETURN_IF_ERROR(bias_ids.Create(backend, sequences * kMaxLogitBias));
+  RETURN_IF_ERROR(bias_values.Create(backend, sequences * kMaxLogitBias));
+  RETURN_IF_ERROR(banned_ids.Create(backend, sequences * kMaxStopIds));
+  RETURN_IF_ERROR(tokens.Create(backend, sequences));
+  RETURN_IF_ERROR(sampled.Create(backend, sequences));
+  const auto chunk = static_cast<size_t>(head_rows);
+  RETURN_IF_ERROR(prompt_counts.Create(backend, (rows + chunk - 1) / chunk));
+  RETURN_IF_ERROR(prompt_rows.Create(backend, rows));
+  RETURN_IF_ERROR(prompt.Create(backend, rows));
+  RETURN_IF_ERROR(copy_source.Create(backend, kCopiesAtOnce));
+  return copy_target.Create(backend, kCopiesAtOnce);
+}
+
+}  // namespace tandem::gpu

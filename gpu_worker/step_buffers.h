@@ -1,0 +1,87 @@
+#pragma once
+
+// What the host tells the device about one step, and what it reads back: pairs of a host staging
+// array and device memory of the same size, allocated once for the largest step.
+//
+// Thread safety: none. Ownership: device memory belongs to the backend.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/status.h"
+#include "gpu_worker/backend.h"
+#include "gpu_worker/sequence_table.h"
+
+namespace tandem::gpu {
+
+template <typename T>
+class StagedArray {
+ public:
+  absl::Status Create(Backend& backend, size_t size) {
+    host_.resize(size);
+    ASSIGN_OR_RETURN(void* memory, backend.Allocate(size * sizeof(T)));
+    device_ = static_cast<T*>(memory);
+    return absl::OkStatus();
+  }
+  T& operator[](size_t i) { return host_[i]; }
+  const T& operator[](size_t i) const { return host_[i]; }
+  size_t size() const { return host_.size(); }
+  T* host() { return host_.data(); }
+  auto begin() const { return host_.begin(); }
+  T* device() const { return device_; }
+
+  void Upload(Backend& backend, size_t count) const {
+    if (count > 0) backend.CopyToDevice(device_, host_.data(), count * sizeof(T));
+  }
+  void Download(Backend& backend, size_t count) {
+    if (count > 0) backend.CopyToHost(host_.data(), device_, count * sizeof(T));
+  }
+
+ private:
+  std::vector<T> host_;
+  T* device_ = nullptr;
+};
+
+// Log-probabilities of some rows: what to report, and the report.
+struct LogprobBuffers {
+  absl::Status Create(Backend& backend, size_t rows);
+  LogprobsArgs Args(Rows rows, ConstMatrix logits, int64_t vocab, size_t first_row) const;
+  void Download(Backend& backend, size_t count);
+
+  StagedArray<int32_t> targets;  // [rows]
+  StagedArray<int32_t> top;      // [rows]
+  StagedArray<float> logprobs;   // [rows]
+  StagedArray<int32_t> ranks;    // [rows]
+  StagedArray<int32_t> top_ids;  // [rows, kMaxLogprobs]
+  StagedArray<float> top_logprobs;
+};
+
+struct StepBuffers {
+  absl::Status Create(Backend& backend, const SequenceLimits& limits, int head_rows);
+
+  StagedArray<int32_t> row_count;     // [1]
+  StagedArray<int32_t> ids;           // [rows]
+  StagedArray<int32_t> positions;     // [rows]
+  StagedArray<int32_t> row_sequence;  // [rows]: row of block_table
+  StagedArray<int32_t> block_table;   // [sequences, blocks_per_sequence]
+
+  StagedArray<int32_t> sample_count;  // [1]
+  StagedArray<int32_t> sample_rows;   // [sequences]
+  StagedArray<SampleParams> params;   // [sequences]
+  StagedArray<int32_t> bias_ids;      // of all sequences, one after the other
+  StagedArray<float> bias_values;
+  StagedArray<int32_t> banned_ids;
+  StagedArray<int32_t> tokens;  // [sequences]
+  LogprobBuffers sampled;       // [sequences]; its targets are `tokens`
+
+  StagedArray<int32_t> prompt_counts;  // [chunks]: rows of each chunk of prompt logprobs
+  StagedArray<int32_t> prompt_rows;    // [rows]
+  LogprobBuffers prompt;               // [rows]
+
+  StagedArray<int32_t> copy_source;  // [kCopiesAtOnce]
+  StagedArray<int32_t> copy_target;
+  static constexpr int kCopiesAtOnce = 256;
+};
+
+}  // namespace tandem::gpu

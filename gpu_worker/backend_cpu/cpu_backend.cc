@@ -1,0 +1,149 @@
+#include "gpu_worker/backend_cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "gpu_worker/backend_cpu/linear.h"
+#include "gpu_worker/backend_cpu/ops.h"
+#include "gpu_worker/expert_link.h"
+
+namespace tandem::gpu {
+namespace {
+
+expert::Pool::Options PoolOptions(const CpuBackendOptions& options) {
+  return {.threads = options.threads,
+          .cpus = options.cpus,
+          .pin_caller = options.pin_caller,
+          .spin = options.spin};
+}
+
+const kernels::KernelTable& CheckedTable(const CpuBackendOptions& options) {
+  TANDEM_CHECK(options.threads >= 1);
+  TANDEM_CHECK(options.kernels != nullptr);
+  return *options.kernels;
+}
+
+absl::Status LinkStatus(LinkError error) {
+  switch (error) {
+    case LinkError::kNone:
+      return absl::OkStatus();
+    case LinkError::kPeerDied:
+      return absl::UnavailableError("the expert worker died");
+    case LinkError::kTimeout:
+      return absl::UnavailableError("the expert worker makes no progress");
+    case LinkError::kAborted:
+      return absl::UnavailableError("the expert link was given up");
+    case LinkError::kBadSubmission:
+      return absl::InternalError("a submission to the expert link is out of bounds");
+    case LinkError::kRefused:
+      return absl::InternalError("the expert worker refused a submission");
+    case LinkError::kBadReply:
+      return absl::InternalError("the expert worker's reply does not match its submission");
+  }
+  return absl::InternalError(absl::StrCat("expert link error ", static_cast<uint32_t>(error)));
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const CpuBackendOptions& options)
+    : context_(PoolOptions(options), CheckedTable(options),
+               {.max_rows = options.max_rows,
+                .max_vocab = options.max_vocab,
+                .max_experts = options.max_experts}) {}
+
+CpuBackend::~CpuBackend() = default;
+
+absl::StatusOr<void*> CpuBackend::Allocate(size_t bytes) {
+  ASSIGN_OR_RETURN(PageBuffer buffer, PageBuffer::Create(bytes));
+  // Touched here, a share by each thread, so that no op takes the page faults.
+  auto* data = static_cast<unsigned char*>(buffer.data());
+  const size_t size = buffer.bytes();
+  const auto threads = static_cast<size_t>(this->threads());
+  context_.pool.Run([&](int thread) {
+    const size_t begin = size * static_cast<size_t>(thread) / threads;
+    const size_t end = size * static_cast<size_t>(thread + 1) / threads;
+    std::memset(data + begin, 0, end - begin);
+  });
+  buffers_.push_back(std::move(buffer));
+  return buffers_.back().data();
+}
+
+absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::LoadLinear(const MatrixSource& source) {
+  return cpu::LoadLinear(context_, source);
+}
+
+void CpuBackend::GraphBegin(int) {}
+void CpuBackend::GraphEnd() {}
+void CpuBackend::RecordEvent(Stream, int) {}
+void CpuBackend::WaitEvent(Stream, int) {}
+
+absl::Status CpuBackend::Synchronize() {
+  LinkError first = LinkError::kNone;
+  for (size_t i = 0; i < link_count_ && first == LinkError::kNone; ++i) first = links_[i]->error();
+  link_count_ = 0;
+  return LinkStatus(first);
+}
+
+void CpuBackend::CopyToDevice(void* device, const void* host, size_t bytes) {
+  if (bytes > 0) std::memcpy(device, host, bytes);
+}
+
+void CpuBackend::CopyToHost(void* host, const void* device, size_t bytes) {
+  if (bytes > 0) std::memcpy(host, device, bytes);
+}
+
+void CpuBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
+  TANDEM_DCHECK(args.link->threads() == threads());
+  TANDEM_DCHECK(args.x.ld == args.link->limits().hidden);
+  const auto end = links_.begin() + static_cast<std::ptrdiff_t>(link_count_);
+  if (std::find(links_.begin(), end, args.link) == end) {
+    TANDEM_CHECK(link_count_ < kMaxLinks);
+    links_[link_count_++] = args.link;
+  }
+  Submission submission;
+  submission.lane = static_cast<uint32_t>(args.lane);
+  submission.layer = static_cast<uint32_t>(args.layer);
+  submission.rows = args.rows.count;
+  submission.max_rows = args.rows.bound;
+  submission.x = args.x.data;
+  submission.ids = args.ids;
+  submission.weights = args.weights;
+  context_.pool.Run([&](int thread) { args.link->Submit(submission, thread, threads()); });
+}
+
+void CpuBackend::ExpertWait(const ExpertWaitArgs& args) {
+  TANDEM_DCHECK(args.out.ld == args.link->limits().hidden);
+  Collection collection;
+  collection.lane = static_cast<uint32_t>(args.lane);
+  collection.layer = static_cast<uint32_t>(args.layer);
+  collection.rows = args.rows.count;
+  collection.max_rows = args.rows.bound;
+  collection.out = args.out.data;
+  collection.gather = Gather::kAdd;
+  context_.pool.Run([&](int thread) { args.link->Wait(collection, thread, threads()); });
+}
+
+void CpuBackend::Embed(const EmbedArgs& args) { cpu::Embed(context_, args); }
+void CpuBackend::RmsNorm(const RmsNormArgs& args) { cpu::RmsNorm(context_, args); }
+void CpuBackend::Linear(const LinearArgs& args) { cpu::Linear(context_, args); }
+void CpuBackend::HeadLinear(const HeadLinearArgs& args) { cpu::HeadLinear(context_, args); }
+void CpuBackend::RopeAngles(const RopeAnglesArgs& args) { cpu::RopeAngles(context_, args); }
+void CpuBackend::Rope(const RopeArgs& args) { cpu::Rope(context_, args); }
+void CpuBackend::CacheWrite(const CacheWriteArgs& args) { cpu::CacheWrite(context_, args); }
+void CpuBackend::Attention(const AttentionArgs& args) { cpu::Attention(context_, args); }
+void CpuBackend::LatentAttention(const LatentAttentionArgs& args) {
+  cpu::LatentAttention(context_, args);
+}
+void CpuBackend::SiluMul(const SiluMulArgs& args) { cpu::SiluMul(context_, args); }
+void CpuBackend::Add(const AddArgs& args) { cpu::Add(context_, args); }
+void CpuBackend::Router(const RouterArgs& args) { cpu::Router(context_, args); }
+void CpuBackend::GatherRows(const GatherRowsArgs& args) { cpu::GatherRows(context_, args); }
+void CpuBackend::Sample(const SampleArgs& args) { cpu::Sample(context_, args); }
+void CpuBackend::Logprobs(const LogprobsArgs& args) { cpu::Logprobs(context_, args); }
+void CpuBackend::CopyBlocks(const BlockCopyArgs& args) { cpu::CopyBlocks(context_, args); }
+
+}  // namespace tandem::gpu

@@ -167,8 +167,9 @@ TEST(Scheduler, CancelWhilePreemptedFreesEverything) {
   const RequestId b = h.Add(Tokens(6, 100), 16);
   bool preempting = false;
   for (int i = 0; i < 1000 && !preempting; ++i) {
-    if (!h.Send() && !h.Receive()) break;
+    const bool sent = h.Send().has_value();
     preempting = h.scheduler().StateOf(b) == SequenceState::kPreempting;
+    if (!sent && !preempting && !h.Receive()) break;
   }
   ASSERT_TRUE(preempting);
   h.Cancel(b);

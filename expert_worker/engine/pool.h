@@ -27,7 +27,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "expert_worker/engine/barrier.h"
+#include "common/shm/team_barrier.h"
+#include "common/shm/waiting.h"
 
 namespace tandem::expert {
 
@@ -35,7 +36,7 @@ class Pool {
  public:
   struct Options {
     int threads = 1;
-    std::vector<int> cpus;
+    std::vector<int> cpus = {};
     bool pin_caller = false;
     // Longer than the gap between two layers of a step, far shorter than an idle second.
     std::chrono::microseconds spin{200};
@@ -60,21 +61,32 @@ class Pool {
   }
 
   // Waits until every thread of the Run in progress has arrived. Orders memory like a lock.
-  void Barrier() { barrier_.Wait(); }
+  void Barrier() {
+    if (threads_ > 1) barrier_.Wait(spin_);
+  }
 
  private:
   using Function = void (*)(void* context, int thread);
 
+  // A word that is waited on, alone on two cache lines (adjacent-line prefetch).
+  struct alignas(128) Word {
+    std::atomic<uint32_t> value{0};
+    std::atomic<uint32_t> sleepers{0};
+  };
+
   void RunErased(Function function, void* context);
   void ThreadMain(int thread, int cpu);
+  // Returns when the word differs from `old`.
+  void WaitWhileEqual(Word& word, uint32_t old) const;
+  static void Publish(Word& word, uint32_t value);
 
   const int threads_;
-  const int64_t spin_ns_;
+  const shm::SpinPolicy spin_;
   Function function_ = nullptr;
   void* context_ = nullptr;
-  WaitWord start_;   // generation of Run
-  WaitWord finish_;  // generation whose threads have all returned
-  expert::Barrier barrier_;
+  Word start_;   // generation of Run
+  Word finish_;  // generation whose threads have all returned
+  shm::TeamBarrier barrier_;
   alignas(128) std::atomic<int> running_{0};  // threads 1.. that have not finished this Run
   std::atomic<int> pinned_{0};
   std::atomic<bool> stop_{false};

@@ -1,0 +1,232 @@
+#include "expert_worker/engine/weight_store.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "expert_worker/engine/store_packer.h"
+#include "expert_worker/kernels/packed_matrix.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace tandem::expert {
+namespace {
+
+std::string Reason() { return std::strerror(errno); }
+
+// A mapping that is undone unless released.
+class Mapping {
+ public:
+  static absl::StatusOr<Mapping> Map(int fd, uint64_t bytes, int protection) {
+    void* base = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot map ", bytes, " bytes of the weight store: ", Reason()));
+    }
+    return Mapping(static_cast<char*>(base), bytes);
+  }
+  Mapping(Mapping&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
+  Mapping& operator=(Mapping&&) = delete;
+  ~Mapping() { Unmap(); }
+
+  char* base() const { return base_; }
+  uint64_t bytes() const { return bytes_; }
+  void Unmap() {
+    if (base_ != nullptr) munmap(base_, bytes_);
+    base_ = nullptr;
+  }
+  char* Release() { return std::exchange(base_, nullptr); }
+
+ private:
+  Mapping(char* base, uint64_t bytes) : base_(base), bytes_(bytes) {}
+  char* base_;
+  uint64_t bytes_;
+};
+
+bool IsSealed(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) != 0;
+}
+
+bool IsHugeTlb(int fd) {
+  struct statfs fs {};
+  return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
+}
+
+// Files and memfds get transparent huge pages only where this says so.
+bool SharedTransparentPagesAllowed() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  std::string text;
+  std::getline(file, text);
+  return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos &&
+         text.find("[deny]") == std::string::npos;
+}
+
+uint64_t ManifestChecksum(const StoreManifest& manifest, const char* base) {
+  const uint64_t table_bytes = uint64_t{manifest.slots} * manifest.experts * sizeof(uint64_t);
+  const uint64_t head = StoreChecksum(&manifest, offsetof(StoreManifest, checksum), 0);
+  return StoreChecksum(base + sizeof(StoreManifest), table_bytes, head);
+}
+
+// The manifest is read once into private memory; only then are its fields believed.
+absl::Status CheckManifest(const StoreManifest& found, const StoreManifest& wanted,
+                           uint64_t file_bytes, const char* base) {
+  if (found.magic == 0) return absl::NotFoundError("the weight store is empty");
+  if (found.magic != kStoreMagic) {
+    return absl::FailedPreconditionError("the file is not a weight store");
+  }
+  if (found.complete != kStoreComplete) {
+    return absl::DataLossError("the weight store was not written to its end");
+  }
+  const std::string difference = ManifestDifference(wanted, found);
+  if (!difference.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the weight store is another one: ", difference));
+  }
+  if (file_bytes < found.file_bytes) {
+    return absl::DataLossError(
+        absl::StrCat("the weight store has ", file_bytes, " bytes of ", found.file_bytes));
+  }
+  if (ManifestChecksum(found, base) != found.checksum) {
+    return absl::DataLossError("the manifest of the weight store does not match its checksum");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> FileBytes(int fd) {
+  struct stat st {};
+  if (fstat(fd, &st) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("weight store descriptor ", fd, ": ", Reason()));
+  }
+  return static_cast<uint64_t>(st.st_size);
+}
+
+absl::Status Resize(int fd, uint64_t bytes) {
+  const uint64_t step = IsHugeTlb(fd) ? kHugePageBytes : 1;
+  const uint64_t rounded = (bytes + step - 1) / step * step;
+  ASSIGN_OR_RETURN(const uint64_t current, FileBytes(fd));
+  // A file of another store may be larger: old bytes must not be taken for new ones.
+  if (current != 0 && current != rounded && ftruncate(fd, 0) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot empty the weight store: ", Reason()));
+  }
+  if (ftruncate(fd, static_cast<off_t>(rounded)) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot size the weight store to ", rounded, " bytes: ", Reason()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+WeightStore::WeightStore(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
+                         const void* base, uint64_t mapped_bytes)
+    : manifest_(manifest), base_(static_cast<const char*>(base)), mapped_bytes_(mapped_bytes) {
+  const uint32_t first = manifest.segment_begin * manifest.quantum;
+  const uint32_t end = std::min(manifest.segment_end * manifest.quantum, manifest.intermediate);
+  width_ = segments() == 0 ? 0 : end - first;
+  gate_up_panel_bytes_ = kernels.panel_bytes(manifest.hidden);
+  down_panel_bytes_ = kernels.panel_bytes(manifest.quantum);
+}
+
+WeightStore::~WeightStore() { munmap(const_cast<char*>(base_), mapped_bytes_); }
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(
+    int fd, const StoreSpec& spec, const kernels::FormatKernels& kernels) {
+  ASSIGN_OR_RETURN(const StoreManifest wanted, MakeManifest(spec, kernels));
+  ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
+  if (file_bytes == 0) return absl::NotFoundError("the weight store is empty");
+  if (file_bytes < sizeof(StoreManifest)) {
+    return absl::DataLossError("the weight store is shorter than its manifest");
+  }
+  ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ));
+  StoreManifest found;
+  std::memcpy(&found, mapping.base(), sizeof(found));
+  RETURN_IF_ERROR(CheckManifest(found, wanted, file_bytes, mapping.base()));
+  const bool sealed = IsSealed(fd);
+  if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, mapping.base()));
+  const bool transparent = SharedTransparentPagesAllowed() &&
+                           madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
+  std::unique_ptr<WeightStore> store(
+      new WeightStore(found, kernels, mapping.base(), mapping.bytes()));
+  mapping.Release();
+  store->sealed_ = sealed;
+  store->page_kind_ = IsHugeTlb(fd) ? PageKind::kHugeTlb
+                      : transparent ? PageKind::kTransparent
+                                    : PageKind::kPlain;
+  return store;
+}
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(
+    int fd, const StoreSpec& spec, const kernels::FormatKernels& kernels,
+    const ExpertSource& source, int threads, LoadProgress* progress) {
+  ASSIGN_OR_RETURN(StoreManifest manifest, MakeManifest(spec, kernels));
+  progress->loaded_bytes.store(0, std::memory_order_relaxed);
+  progress->total_bytes.store(manifest.file_bytes - manifest.data_offset,
+                              std::memory_order_relaxed);
+  if (IsSealed(fd)) {
+    return absl::FailedPreconditionError(
+        "the weight store is sealed with other contents; a new memfd is needed");
+  }
+  RETURN_IF_ERROR(Resize(fd, manifest.file_bytes));
+  {
+    ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
+    ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ | PROT_WRITE));
+    auto* head = reinterpret_cast<StoreManifest*>(mapping.base());
+    std::memset(head, 0, sizeof(*head));
+    if (SharedTransparentPagesAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
+    RETURN_IF_ERROR(PackExperts(manifest, kernels, source, threads, progress, mapping.base()));
+    manifest.checksum = ManifestChecksum(manifest, mapping.base());
+    std::memcpy(head, &manifest, sizeof(manifest));
+    std::atomic_ref<uint32_t>(head->complete).store(kStoreComplete, std::memory_order_release);
+  }
+  // No writable mapping of ours is left; a file that cannot be sealed is verified at each attach.
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
+    LogWarn("weight_store_not_sealed", {{"reason", Reason()}});
+  }
+  return Attach(fd, spec, kernels);
+}
+
+const char* WeightStore::Segment(uint32_t layer, uint32_t expert, uint32_t s) const {
+  const uint64_t block = uint64_t{manifest_.layer_slot[layer]} * manifest_.experts + expert;
+  return base_ + manifest_.data_offset + (block * segments() + s) * manifest_.segment_bytes;
+}
+
+kernels::PackedMatrix WeightStore::GateUp(uint32_t layer, uint32_t expert, uint32_t s) const {
+  kernels::PackedMatrix m{};
+  m.data = Segment(layer, expert, s);
+  m.n = 2 * segment_width(s);
+  m.k = m.k_chunk = manifest_.hidden;
+  m.panel_stride_bytes = gate_up_panel_bytes_;
+  m.chunk_stride_bytes = 0;
+  return m;
+}
+
+kernels::PackedMatrix WeightStore::Down(uint32_t layer, uint32_t expert) const {
+  kernels::PackedMatrix m{};
+  m.data = Segment(layer, expert, 0) + manifest_.down_offset;
+  m.n = manifest_.hidden;
+  m.k = width_;
+  m.k_chunk = manifest_.quantum;
+  m.panel_stride_bytes = down_panel_bytes_;
+  m.chunk_stride_bytes = manifest_.segment_bytes;
+  return m;
+}
+
+}  // namespace tandem::expert

@@ -1,0 +1,95 @@
+#pragma once
+
+// The packed routed experts of one worker, by (layer, expert, segment), read-only, in a memfd or
+// file that outlives the process: the supervisor keeps the descriptor, so a restarted worker
+// attaches in milliseconds instead of reading the checkpoint again.
+//
+// A file is used only if its manifest is complete, its checksum holds and it describes exactly the
+// wanted store (model, format, layout, segments). A sealed file (F_SEAL_FUTURE_WRITE or
+// F_SEAL_WRITE) cannot have been changed since; of an unsealed one every expert's checksum is
+// verified.
+//
+// Thread safety: a WeightStore is immutable; any thread may read it. Ownership: the mapping belongs
+// to the object; the descriptor stays the caller's. Views must not outlive the store.
+// Errors: NOT_FOUND (nothing written yet), DATA_LOSS (torn or corrupt), FAILED_PRECONDITION
+// (another model, range or layout), RESOURCE_EXHAUSTED (memory); each says what was found.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/hw/pages.h"
+#include "expert_worker/engine/expert_source.h"
+#include "expert_worker/engine/store_manifest.h"
+#include "expert_worker/kernels/kernel_table.h"
+
+namespace tandem::expert {
+
+// Filled while a store is; read by any thread.
+struct LoadProgress {
+  std::atomic<uint64_t> loaded_bytes{0};  // of packed weights
+  std::atomic<uint64_t> total_bytes{0};
+  std::atomic<bool> cancel{false};  // set by the reader: loading ends with CANCELLED
+};
+
+class WeightStore {
+ public:
+  // Maps a complete store.
+  static absl::StatusOr<std::unique_ptr<WeightStore>> Attach(int fd, const StoreSpec& spec,
+                                                             const kernels::FormatKernels& kernels);
+
+  // Packs `source` into the file (whatever it held) on `threads` threads, marks it complete, seals
+  // it where the file can be sealed, and maps it read-only. FAILED_PRECONDITION if it is sealed
+  // already.
+  static absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const StoreSpec& spec,
+                                                            const kernels::FormatKernels& kernels,
+                                                            const ExpertSource& source, int threads,
+                                                            LoadProgress* progress);
+
+  ~WeightStore();
+  WeightStore(const WeightStore&) = delete;
+  WeightStore& operator=(const WeightStore&) = delete;
+
+  const StoreManifest& manifest() const { return manifest_; }
+  kernels::WeightFormat format() const {
+    return static_cast<kernels::WeightFormat>(manifest_.format);
+  }
+  uint64_t data_bytes() const { return manifest_.file_bytes - manifest_.data_offset; }
+  PageKind page_kind() const { return page_kind_; }
+  bool sealed() const { return sealed_; }
+
+  bool has_layer(uint32_t layer) const {
+    return layer < manifest_.layers && manifest_.layer_slot[layer] != kNoSlot;
+  }
+  // Segments owned, and the intermediate features they hold together.
+  uint32_t segments() const { return manifest_.segment_end - manifest_.segment_begin; }
+  uint32_t width() const { return width_; }
+  // Features of the owned segment `s`, 0 <= s < segments().
+  uint32_t segment_width(uint32_t s) const {
+    return s + 1 == segments() ? width_ - s * manifest_.quantum : manifest_.quantum;
+  }
+
+  // REQUIRES of both: has_layer(layer), expert and segment in range, segments() > 0.
+  // Gate rows, then up rows of one owned segment: [2 * segment_width(s), hidden].
+  kernels::PackedMatrix GateUp(uint32_t layer, uint32_t expert, uint32_t s) const;
+  // Down over all owned segments: [hidden, width()].
+  kernels::PackedMatrix Down(uint32_t layer, uint32_t expert) const;
+
+ private:
+  WeightStore(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
+              const void* base, uint64_t mapped_bytes);
+  const char* Segment(uint32_t layer, uint32_t expert, uint32_t s) const;
+
+  const StoreManifest manifest_;
+  const char* const base_;
+  const uint64_t mapped_bytes_;
+  uint32_t width_ = 0;
+  size_t gate_up_panel_bytes_ = 0;
+  size_t down_panel_bytes_ = 0;
+  PageKind page_kind_ = PageKind::kPlain;
+  bool sealed_ = false;
+};
+
+}  // namespace tandem::expert

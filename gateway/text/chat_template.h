@@ -49,6 +49,7 @@ struct ChatTemplateOptions {
   uint64_t output_limit_bytes = uint64_t{16} << 20;
   uint64_t input_limit_bytes = uint64_t{64} << 20;
   uint32_t max_waiting = 64;  // renders that wait for their turn
+  std::chrono::milliseconds wait_limit{10000};
   // The binary to run; it must call TemplateHelperMain for --template-helper. Default: this one.
   std::string helper_binary = "/proc/self/exe";
 };

@@ -114,6 +114,7 @@ bool LinkAttachment::AwaitBell(const shm::Doorbell& bell, uint64_t sequence,
     if (spin && shm::NowNs() < spin_until_ns) {
       shm::SpinUntil({.spin_ns = kSpinChunkNs, .yield = false},
                      [&] { return bell.Read() >= sequence || ended(); });
+      shm::YieldCpu();  // rarely enough to cost nothing where the core is ours
       continue;
     }
     bell.Sleep(rung, kForeverNs);

@@ -246,6 +246,7 @@ bool ShmExpertLink::AwaitDone(uint64_t sequence, const PerThread& self) {
     if (now_ns < spin_until_ns) {
       shm::SpinUntil({.spin_ns = kSpinChunkNs, .yield = false},
                      [&] { return bell.Read() >= sequence; });
+      shm::YieldCpu();  // rarely enough to cost nothing where the core is ours
     } else {
       bell.Sleep(done, kSliceNs);
     }

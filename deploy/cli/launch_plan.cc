@@ -1,0 +1,156 @@
+#include "deploy/cli/launch_plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace tandem {
+namespace {
+
+class ArgumentList {
+ public:
+  explicit ArgumentList(std::string program) { arguments_.push_back(std::move(program)); }
+  template <typename T>
+  void Add(std::string_view flag, const T& value) {
+    arguments_.push_back(absl::StrCat("--", std::string(flag), "=", value));
+  }
+  void AddIf(bool condition, std::string_view flag) {
+    if (condition) arguments_.push_back("--" + std::string(flag));
+  }
+  std::vector<std::string> Take() { return std::move(arguments_); }
+
+ private:
+  std::vector<std::string> arguments_;
+};
+
+int MetricsPort(const ServeOptions& options, int offset) {
+  return options.metrics_port == 0 ? 0 : options.metrics_port + offset;
+}
+
+// The first `threads` CPUs (0: all of them).
+std::vector<int> Limit(const std::vector<int>& cpus, int threads) {
+  if (threads <= 0 || threads >= static_cast<int>(cpus.size())) return cpus;
+  return {cpus.begin(), cpus.begin() + threads};
+}
+
+ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<int>& shares,
+                         const std::string& address) {
+  const ServeOptions& options = in.options;
+  const std::vector<int> cpus = Limit(WorkerCpus(in.topology, index), options.threads);
+  ArgumentList list(in.program_dir + "/tandem-expert-worker");
+  list.Add("listen", address);
+  list.Add("link-socket", absl::StrCat(in.run_dir, "/expert", index, ".link"));
+  list.Add("weights-fd", in.weight_fds[index]);
+  list.Add("worker-index", index);
+  list.Add("shares", absl::StrJoin(shares, ","));
+  list.Add("cpus", FormatCpuList(cpus));
+  list.Add("max-isa", options.max_isa);
+  list.Add("metrics-port", MetricsPort(options, 2 + index));
+  list.Add("log-level", options.log_level);
+  ProcessSpec spec;
+  spec.name = absl::StrCat("expert_worker.", index);
+  spec.argv = list.Take();
+  spec.inherited_fds = {in.weight_fds[index]};
+  return spec;
+}
+
+ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan) {
+  const ServeOptions& options = in.options;
+  ArgumentList list(in.program_dir + "/tandem-gpu-worker");
+  list.Add("listen", plan.gpu_address);
+  list.Add("link", options.link);
+  if (!plan.expert_addresses.empty()) {
+    list.Add("expert-workers", absl::StrJoin(plan.expert_addresses, ","));
+    list.Add("placement", "co-located");
+  }
+  list.Add("cpus", FormatCpuList(Limit(in.topology.allowed_cpus, options.threads)));
+  list.Add("max-isa", options.max_isa);
+  list.Add("kv-cache-tokens", options.kv_cache_tokens);
+  list.Add("max-context", options.max_context);
+  list.Add("max-sequences", options.max_sequences);
+  list.Add("max-step-rows", options.max_step_rows);
+  list.Add("max-logprobs", options.max_logprobs);
+  list.Add("metrics-port", MetricsPort(options, 1));
+  list.Add("log-level", options.log_level);
+  list.AddIf(options.parity, "parity");
+  ProcessSpec spec;
+  spec.name = "gpu_worker";
+  spec.argv = list.Take();
+  return spec;
+}
+
+ProcessSpec Gateway(const LaunchInputs& in, const LaunchPlan& plan) {
+  const ServeOptions& options = in.options;
+  ArgumentList list(in.program_dir + "/tandem-gateway");
+  list.Add("model", options.model);
+  if (!options.served_model_name.empty()) list.Add("served-model-name", options.served_model_name);
+  list.Add("gpu-worker", plan.gpu_address);
+  list.Add("host", options.host);
+  list.Add("http-port", options.http_port);
+  list.Add("grpc-port", options.grpc_port);
+  list.Add("metrics-port", MetricsPort(options, 0));
+  list.Add("max-queue-requests", options.max_queue_requests);
+  list.Add("max-queue-tokens", options.max_queue_tokens);
+  list.Add("max-logprobs", options.max_logprobs);
+  if (!options.api_key_file.empty()) list.Add("api-key-file", options.api_key_file);
+  list.Add("ports-file", plan.ports_file);
+  list.Add("log-level", options.log_level);
+  ProcessSpec spec;
+  spec.name = "gateway";
+  spec.argv = list.Take();
+  return spec;
+}
+
+}  // namespace
+
+const std::vector<int>& WorkerCpus(const Topology& topology, int index) {
+  return topology.nodes[index % topology.nodes.size()].cpus;
+}
+
+int ExpertWorkerCount(const ServeOptions& options, const Topology& topology) {
+  if (options.link == "inprocess") return 0;
+  if (options.expert_workers > 0) return options.expert_workers;
+  return static_cast<int>(topology.nodes.size());
+}
+
+absl::StatusOr<std::vector<int>> ExpertShares(const ServeOptions& options, int workers) {
+  if (options.expert_shares.empty()) return std::vector<int>(workers, 1);
+  std::vector<int> shares;
+  for (const absl::string_view part : absl::StrSplit(options.expert_shares, ',')) {
+    int share = 0;
+    if (!absl::SimpleAtoi(part, &share) || share < 0 || share > 1'000'000) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--expert-shares=", options.expert_shares, ": \"", part, "\" is no share"));
+    }
+    shares.push_back(share);
+  }
+  if (static_cast<int>(shares.size()) != workers) {
+    return absl::InvalidArgumentError(absl::StrCat("--expert-shares names ", shares.size(),
+                                                   " workers, but there are ", workers));
+  }
+  if (std::all_of(shares.begin(), shares.end(), [](int share) { return share == 0; })) {
+    return absl::InvalidArgumentError("--expert-shares: at least one share must not be 0");
+  }
+  return shares;
+}
+
+absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
+  LaunchPlan plan;
+  const int workers = ExpertWorkerCount(inputs.options, inputs.topology);
+  auto shares = ExpertShares(inputs.options, workers);
+  if (workers > 0 && !shares.ok()) return shares.status();
+  for (int i = 0; i < workers; ++i) {
+    plan.expert_addresses.push_back(absl::StrCat("unix:", inputs.run_dir, "/expert", i, ".sock"));
+    plan.expert_workers.push_back(ExpertWorker(inputs, i, *shares, plan.expert_addresses[i]));
+  }
+  plan.gpu_address = absl::StrCat("unix:", inputs.run_dir, "/gpu.sock");
+  plan.ports_file = inputs.run_dir + "/ports.json";
+  plan.gpu_worker = GpuWorker(inputs, plan);
+  plan.gateway = Gateway(inputs, plan);
+  return plan;
+}
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+#pragma once
+
+// Which processes a server consists of on this machine, with their command lines: pure arithmetic on
+// options and topology, so that it can be printed and tested without starting anything.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/hw/topology.h"
+#include "deploy/cli/process.h"
+#include "deploy/cli/serve_options.h"
+
+namespace tandem {
+
+struct LaunchInputs {
+  ServeOptions options;
+  Topology topology;
+  std::string program_dir;     // where the tandem-* programs are
+  std::string run_dir;         // sockets and small files
+  std::vector<int> weight_fds;  // one a worker: memory that outlives it
+};
+
+struct LaunchPlan {
+  std::vector<ProcessSpec> expert_workers;
+  ProcessSpec gpu_worker;
+  ProcessSpec gateway;
+  std::vector<std::string> expert_addresses;  // gRPC, unix:...
+  std::string gpu_address;
+  std::string ports_file;  // the gateway writes the ports it bound there
+};
+
+// How many expert workers the options mean on this machine.
+int ExpertWorkerCount(const ServeOptions& options, const Topology& topology);
+
+// The shares of the workers, from options.expert_shares. Errors: INVALID_ARGUMENT.
+absl::StatusOr<std::vector<int>> ExpertShares(const ServeOptions& options, int workers);
+
+absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs);
+
+// CPUs of expert worker `index`: its NUMA node's; workers beyond the number of nodes share them.
+const std::vector<int>& WorkerCpus(const Topology& topology, int index);
+
+}  // namespace tandem

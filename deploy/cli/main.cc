@@ -1,0 +1,139 @@
+// The `tandem` command: starts a server on this machine, or one for a single answer or a chat.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/options.h"
+#include "deploy/cli/generate_client.h"
+#include "deploy/cli/local_server.h"
+
+namespace tandem {
+namespace {
+
+// Refusals before anything ran: the model's own faults have an exit code of their own.
+int PrintRefusal(const absl::Status& status) {
+  std::cerr << "tandem: " << status.message() << "\n";
+  return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) ||
+                 absl::IsNotFound(status) || absl::IsUnimplemented(status)
+             ? kExitBadModel
+             : kExitFailure;
+}
+
+int Serve(const ServeOptions& options) {
+  auto server = LocalServer::Create({options, /*quiet=*/false});
+  if (!server.ok()) return PrintRefusal(server.status());
+  std::cerr << (*server)->report() << std::flush;
+  const int code = (*server)->Run([&](const BoundPorts& ports) {
+    std::cerr << absl::StrCat("ready      http://", options.host, ":", ports.http, "/v1  grpc ",
+                              options.host, ":", ports.grpc, "  metrics http://", options.host,
+                              ":", ports.metrics, "/metrics\n")
+              << std::flush;
+  });
+  if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";
+  return code;
+}
+
+struct AskOptions {
+  std::string prompt;
+  int max_tokens = 0;
+  double temperature = -1;
+};
+
+// Runs `talk` against a private server; its result is the exit code.
+int WithServer(ServeOptions options, const std::function<int(GenerateClient&)>& talk) {
+  auto server = LocalServer::Create({options, /*quiet=*/true});
+  if (!server.ok()) return PrintRefusal(server.status());
+  int result = kExitFailure;
+  const int code = (*server)->Run([&](const BoundPorts& ports) {
+    const auto key = FirstApiKey(options.api_key_file);
+    GenerateClient client(absl::StrCat("127.0.0.1:", ports.grpc), key.ok() ? *key : "");
+    result = talk(client);
+    (*server)->Stop();
+  });
+  if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";
+  return code != kExitOk ? code : result;
+}
+
+bool Answer(GenerateClient& client, std::vector<ChatTurn>& turns, const AskOptions& ask) {
+  const auto text =
+      client.Chat(turns, {ask.max_tokens, ask.temperature}, [](std::string_view piece) {
+        std::cout << piece << std::flush;
+      });
+  std::cout << std::endl;
+  if (!text.ok()) {
+    std::cerr << "tandem: " << text.status().message() << "\n";
+    return false;
+  }
+  turns.push_back({"assistant", *text});
+  return true;
+}
+
+int RunOnce(const ServeOptions& options, const AskOptions& ask) {
+  return WithServer(options, [&](GenerateClient& client) {
+    std::vector<ChatTurn> turns = {{"user", ask.prompt}};
+    return Answer(client, turns, ask) ? kExitOk : kExitFailure;
+  });
+}
+
+int Chat(const ServeOptions& options, const AskOptions& ask) {
+  return WithServer(options, [&](GenerateClient& client) {
+    const bool terminal = isatty(STDIN_FILENO) != 0;
+    if (terminal) std::cerr << "Ask; an empty line or Ctrl-D ends.\n";
+    std::vector<ChatTurn> turns;
+    for (std::string line;;) {
+      if (terminal) std::cerr << "> " << std::flush;
+      if (!std::getline(std::cin, line) || line.empty()) return static_cast<int>(kExitOk);
+      turns.push_back({"user", line});
+      if (!Answer(client, turns, ask)) turns.pop_back();
+    }
+  });
+}
+
+// A server of one's own gets free ports unless told otherwise.
+ServeOptions PrivateServer() {
+  ServeOptions options;
+  options.http_port = options.grpc_port = options.metrics_port = 0;
+  options.max_sequences = 4;
+  options.log_level = "warn";
+  return options;
+}
+
+int Main(int argc, char** argv) {
+  OptionParser parser("tandem", "Serves mixture-of-experts models from one machine");
+  ServeOptions serve_options;
+  OptionParser serve(parser, "serve", "Start the server and keep it running");
+  serve_options.Register(serve);
+
+  ServeOptions run_options = PrivateServer();
+  AskOptions ask;
+  OptionParser run(parser, "run", "Answer one prompt");
+  run_options.Register(run);
+  run.AddPositional("prompt", "What to ask", &ask.prompt);
+  run.Required();
+  OptionParser chat(parser, "chat", "Talk with the model in the terminal");
+  ServeOptions chat_options = PrivateServer();
+  chat_options.Register(chat);
+  for (OptionParser* command : {&run, &chat}) {
+    command->Add("max-tokens", "Longest answer; 0: what the context leaves", &ask.max_tokens,
+                 {.min = 0, .max = 1 << 24});
+    command->Add("temperature", "0 is greedy; negative: the model's default", &ask.temperature);
+  }
+  parser.RequireSubcommand();
+  if (const auto exit_code = parser.Parse(argc, argv)) return *exit_code;
+
+  const ServeOptions& options =
+      serve.Chosen() ? serve_options : (run.Chosen() ? run_options : chat_options);
+  InitLogging("tandem", options.log_level);
+  if (serve.Chosen()) return Serve(options);
+  return run.Chosen() ? RunOnce(options, ask) : Chat(options, ask);
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main(int argc, char** argv) { return tandem::Main(argc, argv); }

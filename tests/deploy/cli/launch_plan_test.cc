@@ -1,0 +1,78 @@
+#include "deploy/cli/launch_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace tandem {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+Topology TwoNodes() {
+  Topology topology;
+  topology.allowed_cpus = {0, 1, 2, 3};
+  topology.nodes = {{0, {0, 1}, false}, {1, {2, 3}, false}};
+  return topology;
+}
+
+LaunchInputs Inputs() {
+  LaunchInputs inputs;
+  inputs.topology = TwoNodes();
+  inputs.program_dir = "/opt/bin";
+  inputs.run_dir = "/run/x";
+  inputs.weight_fds = {7, 8, 9};
+  return inputs;
+}
+
+TEST(LaunchPlan, GivesEveryNumaNodeItsWorker) {
+  const auto plan = MakeLaunchPlan(Inputs());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->expert_workers.size(), 2u);
+  EXPECT_EQ(plan->expert_workers[1].name, "expert_worker.1");
+  EXPECT_THAT(plan->expert_workers[1].argv, Contains("--cpus=2-3"));
+  EXPECT_THAT(plan->expert_workers[1].argv, Contains("--shares=1,1"));
+  EXPECT_EQ(plan->expert_workers[1].inherited_fds, std::vector<int>{8});
+  EXPECT_THAT(plan->gpu_worker.argv,
+              Contains("--expert-workers=unix:/run/x/expert0.sock,unix:/run/x/expert1.sock"));
+}
+
+TEST(LaunchPlan, MoreWorkersThanNodesShareCpus) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.expert_workers = 3;
+  inputs.options.expert_shares = "3,1,0";
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->expert_workers[2].argv, Contains("--cpus=0-1"));
+  EXPECT_THAT(plan->expert_workers[2].argv, Contains("--shares=3,1,0"));
+}
+
+TEST(LaunchPlan, InProcessLinkNeedsNoExpertWorkers) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.link = "inprocess";
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_TRUE(plan->expert_workers.empty());
+}
+
+TEST(LaunchPlan, RefusesSharesThatDoNotFitTheWorkers) {
+  LaunchInputs inputs = Inputs();
+  for (const char* bad : {"1", "1,2,3", "a,b", "0,0", "-1,2"}) {
+    inputs.options.expert_shares = bad;
+    const auto plan = MakeLaunchPlan(inputs);
+    ASSERT_FALSE(plan.ok()) << bad;
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr("--expert-shares"));
+  }
+}
+
+TEST(LaunchPlan, ThreadsLimitTheCpusOfEveryProcess) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.threads = 1;
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_THAT(plan->gpu_worker.argv, Contains("--cpus=0"));
+  EXPECT_THAT(plan->expert_workers[1].argv, Contains("--cpus=2"));
+}
+
+}  // namespace
+}  // namespace tandem

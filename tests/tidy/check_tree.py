@@ -1,0 +1,173 @@
+"""Rules of the tree that a reader would otherwise have to remember.
+
+  check_tree.py RULE SOURCE_ROOT BUILD_ROOT
+
+includes   a folder includes only the folders it may depend on (STYLE: services know nothing of each other)
+sizes      no file over 600 lines (kernels 800), no function over 70
+headers    a source includes its own header first; a header without a source compiles alone
+symbols    objects of an instruction set have no weak symbols: the linker could pick them for all
+metrics    metric names follow tandem_<service>_<noun>_<unit>
+paths      no absolute machine paths in the tree
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+COMMON = {"common/base", "common/hw", "common/tensor", "common/shm", "common/checkpoint", "common/model"}
+KERNELS = {"expert_worker/kernels", "expert_worker/engine"}
+
+# Folder -> folders it may include, besides itself.
+ALLOWED = {
+    "common/base": set(),
+    "common/hw": {"common/base"},
+    "common/tensor": {"common/base"},
+    "common/shm": {"common/base", "common/hw", "common/tensor"},
+    "common/checkpoint": {"common/base", "common/hw", "common/tensor"},
+    "common/model": {"common/base", "common/hw", "common/tensor", "common/checkpoint"},
+    "expert_worker/kernels": {"common/hw", "common/tensor"},
+    "expert_worker/engine": COMMON | {"expert_worker/kernels"},
+    "expert_worker": COMMON | KERNELS | {"proto/worker"},
+    "gpu_worker": COMMON | {"proto/worker", "gpu_worker/links", "gpu_worker/backend_cpu"},
+    "gpu_worker/links": COMMON | {"gpu_worker"},
+    "gpu_worker/backend_cpu": COMMON | KERNELS | {"gpu_worker"},
+    "gateway/text": {"common/base"},
+    "gateway/scheduling": {"common/base"},
+    "gateway/api": {"common/base", "gateway", "gateway/text", "proto/serving"},
+    "gateway": {"common/base", "common/model", "common/checkpoint", "gateway/text",
+                "gateway/scheduling", "gateway/api", "proto/worker", "proto/serving"},
+    "deploy/cli": COMMON | {"proto/worker", "proto/serving"},
+}
+# The one exception, by file: the in-process link and its assembly run the expert engine in the
+# gpu_worker's process.
+EXCEPTIONS = {
+    "gpu_worker/inprocess_experts.cc": KERNELS,
+    "gpu_worker/inprocess_experts.h": KERNELS,
+}
+# Kernels see plain data only.
+KERNEL_HEADERS = {"common/hw/isa.h", "common/tensor/dtype.h", "common/hw/cpu_features.h"}
+
+
+def sources(root, suffixes=(".h", ".cc", ".inc", ".cu")):
+    listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\n"):
+        path = pathlib.Path(root) / name
+        if name.endswith(suffixes) and not name.startswith("tests/data/") and path.is_file():
+            yield name, path.read_text()
+
+
+def folder_of(name):
+    parts = name.split("/")
+    for depth in range(len(parts) - 1, 0, -1):
+        folder = "/".join(parts[:depth])
+        if folder in ALLOWED:
+            return folder
+    return None
+
+
+def included_folder(include):
+    if include.startswith("tandem/worker/"):
+        return "proto/worker"
+    if include.startswith("tandem/serving/"):
+        return "proto/serving"
+    return folder_of(include)
+
+
+def check_includes(root, _build):
+    for name, text in sources(root):
+        folder = folder_of(name)
+        if folder is None:
+            continue
+        allowed = ALLOWED[folder] | EXCEPTIONS.get(name, set())
+        for include in re.findall(r'^#include "([^"]+)"', text, re.M):
+            target = included_folder(include)
+            if target is None or target == folder:
+                continue
+            if target not in allowed:
+                yield f"{name}: {folder} may not include {include}"
+            elif folder == "expert_worker/kernels" and include not in KERNEL_HEADERS:
+                yield f"{name}: kernels include plain-data headers only, not {include}"
+
+
+def check_sizes(root, _build):
+    for name, text in sources(root):
+        lines = text.split("\n")
+        limit = 800 if name.startswith("expert_worker/kernels/") else 600
+        if len(lines) > limit:
+            yield f"{name}: {len(lines)} lines, more than {limit}"
+        start = None
+        for number, line in enumerate(lines, 1):
+            opens = re.match(r"^[A-Za-z_~:<>\[].*[^;]$", line) and not re.match(
+                r"^(namespace|class|struct|enum|union|extern|template|using|typedef)\b", line)
+            if start is None and opens:
+                start = number
+            if line.startswith(("}", "#")) or (start and line.endswith(";") and not line.startswith(" ")):
+                if start and line.startswith("}") and number - start > 70:
+                    yield f"{name}:{start}: function of {number - start + 1} lines, more than 70"
+                start = None
+            elif line == "":
+                start = start if start and lines[number - 2] != "" and start != number else start
+
+
+def check_headers(root, build):
+    names = {name for name, _ in sources(root)}
+    flags = ["-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{root}", f"-I{build}/proto",
+             '-DTANDEM_VERSION="0"'] + embed_flags()
+    for name, text in sources(root):
+        if name.endswith(".cc") and name[:-3] + ".h" in names:
+            first = re.search(r'^#include [<"]([^>"]+)[>"]', text, re.M)
+            if first and first.group(1) != name[:-3] + ".h":
+                yield f"{name}: the first include must be {name[:-3]}.h, not {first.group(1)}"
+        if name.endswith(".h") and name[:-2] + ".cc" not in names:
+            done = subprocess.run(["g++", *flags, str(pathlib.Path(root) / name)],
+                                  capture_output=True, text=True)
+            if done.returncode != 0:
+                yield f"{name}: does not compile alone: {done.stderr.splitlines()[0]}"
+
+
+def embed_flags():
+    done = subprocess.run(["/usr/bin/python3-config", "--includes"], capture_output=True, text=True)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def check_symbols(_root, build):
+    objects = [p for p in pathlib.Path(build).rglob("expert_kernels.dir/*.o")
+               if re.search(r"(avx|amx)", p.name)]
+    if not objects:
+        yield "no objects of expert_kernels found: was it built?"
+    for path in objects:
+        listed = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True, check=True)
+        for line in listed.stdout.split("\n"):
+            if re.match(r"^[0-9a-f]+ [WwVvu] ", line):
+                yield f"{path.name}: weak symbol {line.split(' ', 2)[2]}"
+
+
+def check_metrics(root, _build):
+    unit = r"(_seconds|_bytes|_tokens|_requests|_rows|_ratio|_info|_total|_count|_steps|_sequences|_blocks|_connections|_workers|_nodes|_pages|_cpus|_threads|_restarts)$"
+    for name, text in sources(root, (".cc",)):
+        if name.startswith("tests/"):
+            continue
+        for metric in re.findall(r'"(tandem_[a-z0-9_]+)"', text):
+            if re.match(r"tandem_(gateway|gpu_worker|expert_worker|build)_", metric) is None:
+                yield f"{name}: {metric} names no service"
+            elif re.search(unit, metric) is None:
+                yield f"{name}: {metric} ends in no unit"
+
+
+def check_paths(root, _build):
+    this = "tests/tidy/check_tree.py"
+    for name, text in sources(root, (".h", ".cc", ".md", ".txt", ".py", ".sh", ".json", ".yaml", ".yml", "/run", "quickstart")):
+        if name != this and re.search(r"(/work/|/root/|/home/[a-z])", text):
+            yield f"{name}: absolute machine path"
+
+
+def main():
+    rule, root, build = sys.argv[1:4]
+    faults = list(globals()[f"check_{rule}"](root, build))
+    print("\n".join(faults))
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,10 @@ namespace {
 
 // A local peer answers in microseconds; one that does not must not keep others waiting.
 constexpr std::chrono::seconds kHandoverTimeout{2};
+// A submission in progress ends well within that, unless the handler hangs.
+constexpr std::chrono::seconds kLeaveTimeout{5};
+// How often the control thread asks whether the compute threads have left an ended attachment.
+constexpr int kLeavePollMs = 20;
 
 // Unique across restarts of the worker, so that an old segment's epoch never comes back.
 uint64_t FirstEpoch() {
@@ -93,8 +97,9 @@ class LinkLoop::Impl {
   absl::Status Claim(const shm::Hello& hello, int socket_fd, Current* current);
   absl::Status Refuse(int socket_fd, shm::HandoverRefusal refusal);
   void Publish(Current current);
-  void Withdraw();     // what is offered, claimed or attached; REQUIRES: mutex_
-  void DropCurrent();  // REQUIRES: mutex_
+  // Both REQUIRE mutex_ and return false when the compute threads did not leave in time.
+  bool Withdraw();  // what is offered, claimed or attached
+  bool DropCurrent(std::chrono::milliseconds timeout);
   void Pick();
   void PutBack();
 
@@ -157,7 +162,9 @@ absl::StatusOr<shm::LinkTicket> LinkLoop::Impl::Offer(const AttachSpec& spec) {
                    shm::ComputeLayout(spec.limits, shm::SlotsFor(spec.limits.lanes)));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_) return absl::UnavailableError("link: the expert worker is stopping");
-  Withdraw();
+  if (!Withdraw()) {
+    return absl::UnavailableError("link: the compute threads hang in the previous submission");
+  }
   RETURN_IF_ERROR(handler_->Configure(spec.limits));
   ++epoch_;
   ASSIGN_OR_RETURN(shm::Segment segment, shm::Segment::Create(layout, spec.model_hash, epoch_));
@@ -207,30 +214,33 @@ LinkLoop::State LinkLoop::Impl::state() const {
   return state;
 }
 
-void LinkLoop::Impl::Withdraw() {
+bool LinkLoop::Impl::Withdraw() {
   ++withdrawals_;
   pending_.reset();
-  DropCurrent();
+  return DropCurrent(kLeaveTimeout);
 }
 
-// Ends the current attachment and waits until the compute threads have left it.
-void LinkLoop::Impl::DropCurrent() {
-  if (!current_.has_value()) return;
+// Ends the current attachment and frees it once the compute threads have left it.
+bool LinkLoop::Impl::DropCurrent(std::chrono::milliseconds timeout) {
+  if (!current_.has_value()) return true;
   const std::shared_ptr<LinkAttachment> attachment = current_->attachment;
   attachment->End();
   {
     std::unique_lock<std::mutex> lock(team_mutex_);
     if (offered_ == attachment) offered_.reset();
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
     // Waking is repeated: a thread may look just before End and fall asleep just after it.
     auto pause = std::chrono::milliseconds(1);
     while (serving_ == attachment) {
-      team_changed_.wait_for(lock, pause);
       attachment->WakeAll();
+      team_changed_.wait_for(lock, pause);
+      if (serving_ == attachment && std::chrono::steady_clock::now() >= deadline) return false;
       pause = std::min(2 * pause, std::chrono::milliseconds(50));
     }
   }
   LogInfo("link_detached", {{"pid", LogValue(current_->pid)}});
   current_.reset();
+  return true;
 }
 
 void LinkLoop::Impl::ControlMain() {
@@ -240,15 +250,18 @@ void LinkLoop::Impl::ControlMain() {
                          {.fd = wake_.get(), .events = POLLIN, .revents = 0},
                          {.fd = -1, .events = POLLIN | POLLRDHUP, .revents = 0},
                          {.fd = -1, .events = POLLIN, .revents = 0}};
+    int timeout_ms = -1;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) return;
-      if (current_.has_value()) {
+      if (current_.has_value() && current_->attachment->ended()) {
+        timeout_ms = kLeavePollMs;  // its descriptors say nothing new
+      } else if (current_.has_value()) {
         entries[2].fd = current_->socket.get();
         entries[3].fd = current_->pidfd.get();
       }
     }
-    if (poll(entries, 4, -1) < 0) continue;
+    if (poll(entries, 4, timeout_ms) < 0) continue;
     if (entries[1].revents != 0) {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -261,7 +274,7 @@ void LinkLoop::Impl::ControlMain() {
       const bool gone = current_.has_value() &&
                         (current_->attachment->ended() || shm::PeerHungUp(current_->socket.get()) ||
                          shm::ProcessEnded(current_->pidfd.get()));
-      if (gone) DropCurrent();
+      if (gone) DropCurrent(std::chrono::milliseconds(kLeavePollMs));
     }
     if (entries[0].revents != 0) {
       const absl::Status status = AcceptPeer();

@@ -16,6 +16,9 @@
 // doorbell or the peer's death ends the attachment and frees its segment, and the next Offer starts
 // a new one with a new epoch.
 //
+// A handler that hangs makes Offer fail after 5 s (UNAVAILABLE) and Stop return with the threads
+// still inside: the process has to be killed then.
+//
 // Ownership: the handler must outlive the loop. Errors: Start and Offer return Status.
 #pragma once
 

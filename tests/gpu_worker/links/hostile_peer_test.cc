@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/shm/slot_check.h"
+#include "common/shm/waiting.h"
 #include "tests/gpu_worker/links/link_harness.h"
 #include "tests/gpu_worker/links/raw_peer.h"
 
@@ -347,6 +348,50 @@ TEST_F(LyingWorker, AnAnswerWithoutOrWithAWrongSegmentIsDataLoss) {
   wrong = welcome;
   wrong.version += 1;
   EXPECT_EQ(send(wrong, segment.fd()).code(), StatusCode::kFailedPrecondition);
+}
+
+TEST_F(LyingWorker, NoiseInTheReplyIsAnErrorOfTheStep) {
+  std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 24; ++round) {
+    const shm::Segment segment = MakeSegment(5);
+    const shm::SegmentView view = segment.view();
+    auto listener = shm::ListenUnix(path_);
+    ASSERT_TRUE(listener.ok());
+    std::thread server([&] {
+      shm::LifeLock life({.own = &view.control()->expert_life,
+                          .peer = &view.control()->gpu_life,
+                          .peer_gone = {},
+                          .on_peer_gone = [] {}});
+      auto socket = shm::AcceptUnix(listener->get());
+      while (!socket.ok()) socket = shm::AcceptUnix(listener->get());
+      shm::Hello hello;
+      shm::Confirm confirm;
+      const shm::Welcome welcome = GoodWelcome(segment);
+      ASSERT_TRUE(shm::ReceiveAll(socket->get(), &hello, sizeof(hello), In(2000)).ok());
+      ASSERT_TRUE(
+          shm::SendWithFd(socket->get(), &welcome, sizeof(welcome), segment.fd(), In(2000)).ok());
+      ASSERT_TRUE(shm::ReceiveAll(socket->get(), &confirm, sizeof(confirm), In(2000)).ok());
+      ASSERT_TRUE(Eventually([&] { return shm::SubmitBell(view.pair(0)).Read() == 1; }));
+      // One word of the good reply is noise.
+      shm::SlotReply reply{.sequence = 1, .epoch = 5, .code = 0, .rows = 3};
+      const uint64_t noise = random() | 1;
+      std::memcpy(reinterpret_cast<char*>(&reply) + round % 3 * sizeof(noise), &noise,
+                  sizeof(noise));
+      shm::StoreWords(view.reply(1), reply);
+      shm::DoneBell(view.pair(0)).Ring(round % 2 == 0 ? 1 : noise);
+      EXPECT_TRUE(Eventually([&] { return shm::PeerHungUp(socket->get()); }));
+    });
+    shm::LinkTicket ticket{.socket_path = path_, .epoch = 5, .nonce = {}, .segment_bytes = 0};
+    auto link = gpu::AttachShmExpertLink(LinkOptions(ticket, TestLimits(), 1));
+    ASSERT_TRUE(link.ok()) << link.status();
+    int mismatches = 0;
+    const absl::Status status =
+        RunStep(link->get(), {.step = 1, .layers = 1, .rows_of_lane = {3}}, 1, &mismatches);
+    EXPECT_EQ(status.code(), StatusCode::kInternal) << status;
+    link->reset();
+    server.join();
+  }
 }
 
 }  // namespace

@@ -56,15 +56,16 @@ struct ChatTemplateOptions {
 
 // All JSON is text, so that numbers and the order of keys reach the template unchanged.
 struct ChatRequest {
-  std::string messages_json;  // array of OpenAI-shaped messages
-  std::string tools_json;     // array, or empty: none
-  std::string kwargs_json;    // object of further template variables, or empty
+  std::string messages_json{};  // array of OpenAI-shaped messages
+  std::string tools_json{};     // array, or empty: none
+  std::string kwargs_json{};    // object of further template variables, or empty
   bool add_generation_prompt = true;
   // Recognise control tokens spelled in messages and tools as tokens (transformers' behaviour).
   bool parse_special_in_content = false;
-  std::string template_name;  // empty: "tool_use" if there are tools and it exists, else "default"
-  std::optional<int64_t>
-      now_unix_s;  // for strftime_now, read as UTC; empty: the present, local time
+  // Empty: "tool_use" if there are tools and the model has it, else "default".
+  std::string template_name{};
+  // What strftime_now reads, as UTC. Empty: the present, in local time.
+  std::optional<int64_t> now_unix_s{};
 };
 
 class ChatTemplate {

@@ -42,8 +42,9 @@ std::vector<AddedToken> Guarded(const std::vector<AddedToken>& tokens,
   return out;
 }
 
-bool AnyBeginsWith(const std::vector<std::string>& sorted, std::string_view prefix) {
-  const auto it = std::lower_bound(sorted.begin(), sorted.end(), prefix);
+// Whether some string is `prefix` and more.
+bool AnyContinues(const std::vector<std::string>& sorted, std::string_view prefix) {
+  const auto it = std::upper_bound(sorted.begin(), sorted.end(), prefix);
   return it != sorted.end() && std::string_view(*it).starts_with(prefix);
 }
 
@@ -73,7 +74,7 @@ void ContentGuard::Table::FindMarks(std::string_view text, std::vector<size_t>* 
   // An end that begins a token.
   for (size_t i = text.size() - std::min(text.size(), longest); i < text.size(); ++i) {
     if ((text[i] & 0xC0) == 0x80 || IsPlainWord(text.substr(i))) continue;
-    if (AnyBeginsWith(spellings, text.substr(i))) marks->push_back(second_character(i));
+    if (AnyContinues(spellings, text.substr(i))) marks->push_back(second_character(i));
   }
   // A beginning that ends a token.
   const std::string head(text.rend() - static_cast<ptrdiff_t>(std::min(text.size(), longest)),
@@ -82,7 +83,7 @@ void ContentGuard::Table::FindMarks(std::string_view text, std::vector<size_t>* 
     if ((size < text.size() && (text[size] & 0xC0) == 0x80) || IsPlainWord(text.substr(0, size))) {
       continue;
     }
-    if (AnyBeginsWith(reversed_spellings, std::string_view(head).substr(head.size() - size))) {
+    if (AnyContinues(reversed_spellings, std::string_view(head).substr(head.size() - size))) {
       marks->push_back(last_character(text.substr(0, size)));
     }
   }

@@ -24,7 +24,7 @@
 namespace tandem::gateway {
 
 struct StopMatcherOptions {
-  std::vector<std::string> stops;  // empty strings are ignored
+  std::vector<std::string> stops{};  // empty strings are ignored
   bool include_stop = false;
 };
 

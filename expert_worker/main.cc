@@ -1,0 +1,218 @@
+// tandem-expert-worker: routed experts of one NUMA node, in a process of its own.
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <charconv>
+#include <ctime>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/base/options.h"
+#include "common/base/status.h"
+#include "common/hw/cpu_features.h"
+#include "common/hw/topology.h"
+#include "expert_worker/expert_worker.h"
+#include "expert_worker/kernels/select.h"
+#include "expert_worker/service.h"
+#include "expert_worker/worker_metrics.h"
+
+namespace tandem::expert {
+namespace {
+
+constexpr const char* kServiceName = "tandem.worker.v1.ExpertWorkerService";
+// A Load in progress is told to end; everything else answers at once.
+constexpr std::chrono::seconds kShutdownTimeout{5};
+
+struct Flags {
+  std::string listen = "unix:/tmp/tandem-expert.sock";
+  std::string link_socket = "/tmp/tandem-expert.link";
+  std::string model;
+  int weights_fd = -1;
+  int worker_index = 0;
+  std::vector<std::string> shares = {"1"};
+  std::string cpus;
+  int threads = 0;
+  std::string max_isa = "amx";
+  std::string huge_pages = "auto";
+  std::string placement = "auto";
+  std::string metrics_host = "127.0.0.1";
+  int metrics_port = -1;
+  std::string log_level = "info";
+};
+
+std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
+  OptionParser parser("tandem-expert-worker", "Computes routed experts on the CPUs of one node");
+  parser.Add("listen", "gRPC address: unix:PATH or HOST:PORT", &flags->listen);
+  parser.Add("link-socket", "Unix socket that hands over the shared-memory link",
+             &flags->link_socket);
+  parser.Add("model",
+             "Model directory; replaces the one a Load names, and is loaded at once when given",
+             &flags->model);
+  parser.Add("weights-fd", "Descriptor of a memfd that keeps the packed weights; -1: our own",
+             &flags->weights_fd, {.min = -1, .max = 1 << 20});
+  parser.Add("worker-index", "This worker's place among the shares", &flags->worker_index,
+             {.min = 0, .max = 1023});
+  parser.AddList("shares", "Relative shares of all expert workers", &flags->shares);
+  parser.Add("cpus", "CPUs to pin to, as 0-3,8; empty: all allowed ones", &flags->cpus);
+  parser.Add("threads", "Threads; 0: one a CPU", &flags->threads, {.min = 0, .max = 512});
+  parser.AddChoice("max-isa", "Best instruction set to use", &flags->max_isa,
+                   {"ref", "avx2", "avx512", "amx"});
+  parser.AddChoice("huge-pages", "Huge pages of a memfd of our own", &flags->huge_pages,
+                   {"auto", "require", "off"});
+  parser.AddChoice("placement", "Whether a gpu worker shares these CPUs", &flags->placement,
+                   {"auto", "apart", "co-located"});
+  parser.Add("metrics-host", "Address of /metrics", &flags->metrics_host);
+  parser.Add("metrics-port", "Port of /metrics; 0 picks one, -1: none", &flags->metrics_port,
+             {.min = -1, .max = 65535});
+  parser.AddChoice("log-level", "debug, info, warn or error", &flags->log_level,
+                   {"debug", "info", "warn", "error"});
+  if (std::optional<int> code = parser.Parse(argc, argv)) return code;
+  InitLogging("expert_worker", flags->log_level);
+  LogInfo("starting", {{"options", parser.Summary()}});
+  return std::nullopt;
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseShares(const std::vector<std::string>& texts) {
+  std::vector<uint32_t> shares;
+  for (const std::string& text : texts) {
+    uint32_t share = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
+    if (error != std::errc() || end != text.data() + text.size() || share > 1'000'000) {
+      return absl::InvalidArgumentError("--shares: '" + text + "' is no number up to 1000000");
+    }
+    shares.push_back(share);
+  }
+  return shares;
+}
+
+// Loading (oneTBB) and gRPC threads inherit this: memory is touched first on our own node.
+void StayOn(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
+    LogWarn("cpus_refused", {{"cpus", FormatCpuList(cpus)}});
+  }
+}
+
+int NodeOf(int cpu) {
+  for (const NumaNode& node : DetectTopology({}).nodes) {
+    for (int candidate : node.cpus) {
+      if (candidate == cpu) return node.id;
+    }
+  }
+  return -1;
+}
+
+absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags) {
+  ExpertWorker::Options options;
+  options.link_socket = flags.link_socket;
+  options.model_dir = flags.model;
+  options.weights_fd = flags.weights_fd;
+  ASSIGN_OR_RETURN(options.huge_pages, ParseHugePages(flags.huge_pages));
+  ASSIGN_OR_RETURN(const Isa cap, ParseIsa(flags.max_isa));
+  const CpuFeatures features = DetectCpuFeatures();
+  options.kernels = kernels::SelectKernelTable(cap, features);
+  options.cpus = AllowedCpus();
+  if (!flags.cpus.empty()) {
+    ASSIGN_OR_RETURN(options.cpus, ParseCpuList(flags.cpus));
+  }
+  options.threads = flags.threads > 0 ? flags.threads : static_cast<int>(options.cpus.size());
+  StayOn(options.cpus);
+  const size_t threads = static_cast<size_t>(options.threads);
+  if (threads <= options.cpus.size()) {
+    options.cpus.resize(threads);
+  } else {
+    options.cpus.clear();  // more threads than CPUs: the kernel spreads them
+  }
+  options.placement = flags.placement == "apart"        ? shm::Placement::kApart
+                      : flags.placement == "co-located" ? shm::Placement::kColocated
+                                                        : shm::Placement::kAuto;
+  LogInfo("kernels", {{"table", options.kernels->name},
+                      {"features", DescribeFeatures(features)},
+                      {"threads", LogValue(options.threads)},
+                      {"cpus", FormatCpuList(options.cpus)}});
+  return options;
+}
+
+// Waits for SIGTERM or SIGINT and keeps the health of the service up to date until it is ready.
+void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker,
+                      grpc::HealthCheckServiceInterface* health) {
+  const timespec poll{0, 100'000'000};
+  while (worker.info().phase != ExpertWorker::Phase::kReady) {
+    if (sigtimedwait(&signals, nullptr, &poll) > 0) return;
+  }
+  health->SetServingStatus(kServiceName, true);
+  int signal = 0;
+  sigwait(&signals, &signal);
+}
+
+absl::Status Serve(const Flags& flags, const sigset_t& signals) {
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> shares, ParseShares(flags.shares));
+  ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags));
+  ExpertWorker worker(options);
+  ExpertWorkerService service(&worker, options.cpus.empty() ? -1 : NodeOf(options.cpus[0]));
+  std::unique_ptr<MetricsServer> metrics;
+  if (flags.metrics_port >= 0) {
+    ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
+                                                   std::make_shared<WorkerRegistry>(&worker)));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::UnavailableError("--listen: cannot listen on " + flags.listen);
+  }
+  server->GetHealthCheckService()->SetServingStatus(kServiceName, false);
+  if (!flags.model.empty()) {
+    RETURN_IF_ERROR(
+        worker.StartLoad({flags.model, static_cast<uint32_t>(flags.worker_index), shares}));
+  }
+  LogInfo("listening",
+          {{"address", flags.listen}, {"metrics_port", LogValue(metrics ? metrics->port() : -1)}});
+  ServeUntilSignal(signals, worker, server->GetHealthCheckService());
+  LogInfo("draining");
+  server->GetHealthCheckService()->SetServingStatus(false);
+  worker.Drain();
+  worker.Stop();
+  server->Shutdown(std::chrono::system_clock::now() + kShutdownTimeout);
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  // Blocked before any thread exists, so that only ServeUntilSignal takes them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  umask(0077);  // sockets are for this user only
+  Flags flags;
+  if (std::optional<int> code = ParseFlags(argc, argv, &flags)) return *code;
+  const absl::Status status = Serve(flags, signals);
+  if (!status.ok()) {
+    LogError("exiting", {{"reason", status.ToString()}});
+    return 1;
+  }
+  LogInfo("stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem::expert
+
+int main(int argc, char** argv) { return tandem::expert::Main(argc, argv); }

@@ -16,7 +16,9 @@ namespace {
 
 constexpr uintmax_t kMaxJsonBytes = 16u << 20;
 
+// Lists and objects are not shown: dump() recurses, and their depth is the file's choice.
 std::string Shown(const nlohmann::json& value) {
+  if (value.is_structured()) return value.is_array() ? "a list" : "an object";
   return QuoteForMessage(value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
@@ -130,8 +132,9 @@ std::vector<int> HubConfig::Ints(std::string_view key, IntBounds bounds) {
   std::vector<int> numbers;
   const nlohmann::json* value = Value(key);
   if (value == nullptr) return numbers;
-  const nlohmann::json list = value->is_array() ? *value : nlohmann::json::array({*value});
-  for (const nlohmann::json& item : list) {
+  const size_t count = value->is_array() ? value->size() : 1;
+  for (size_t i = 0; i < count; ++i) {
+    const nlohmann::json& item = value->is_array() ? (*value)[i] : *value;
     const std::optional<int64_t> number = AsInteger(item);
     if (!number || *number < bounds.min || *number > bounds.max) {
       Fail(key, absl::StrCat("holds ", Shown(item), ", expected integers from ", bounds.min, " to ",

@@ -232,6 +232,20 @@ TEST(ModelSpec, BrokenJsonNamesTheFile) {
   }
 }
 
+TEST(ModelSpec, DeepNestingIsAnErrorAndNoCrash) {
+  constexpr size_t kDepth = 100'000;
+  const std::string nested = std::string(kDepth, '[') + std::string(kDepth, ']');
+  for (const char* key : {"hidden_size", "eos_token_id", "rms_norm_eps", "rope_scaling"}) {
+    GOLDEN_CONFIG(config, "llama");
+    config.erase(key);
+    std::string text = config.dump();
+    text.insert(1, std::string("\"") + key + "\":" + nested + ",");
+    const auto spec = ParseModelSpec(text, {.file = "config.json"});
+    ASSERT_FALSE(spec.ok()) << key;
+    EXPECT_THAT(Message(spec.status()), HasSubstr(key));
+  }
+}
+
 TEST(ModelSpec, Trial_CK_1_TiedEmbeddingsNeedNoHead) {
   GOLDEN_CONFIG(config, "qwen3_moe");
   config["tie_word_embeddings"] = true;

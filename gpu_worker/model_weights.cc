@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/checkpoint/decoded_matrix.h"
+#include "common/model/model_tensors.h"
 
 namespace tandem::gpu {
 namespace {
@@ -52,12 +53,12 @@ class Loader {
   absl::Status Mlp(const MlpNames& names, int64_t intermediate, MlpWeights& out);
 
   absl::StatusOr<DecodedMatrix> Open(const std::string& name, int64_t rows, int64_t cols) const {
-    return DecodedMatrix::Create(checkpoint_, name, rows, cols,
-                                 {.rows = spec_.quant_block_rows, .cols = spec_.quant_block_cols});
+    return DecodedMatrix::Create(checkpoint_, name, rows, cols, QuantBlock(spec_));
   }
   absl::Status Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out);
   absl::Status Vector(const std::string& name, int64_t size, const float*& out);
   absl::Status Embedding(TensorView& out);
+  absl::Status Head(LinearLayer& out);
   absl::StatusOr<const float*> Upload(std::span<const float> values);
   void Count(uint64_t bytes) {
     loaded_ += bytes;
@@ -203,6 +204,14 @@ absl::Status Loader::Embedding(TensorView& out) {
   return absl::OkStatus();
 }
 
+absl::Status Loader::Head(LinearLayer& out) {
+  if (!spec_.tied_embeddings) return Linear({spec_.head, ""}, spec_.vocab, spec_.hidden, out);
+  const uint64_t before = loaded_;
+  RETURN_IF_ERROR(Linear({spec_.embedding, ""}, spec_.vocab, spec_.hidden, out));
+  loaded_ = before;  // the same tensor as the embedding, counted once
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ModelWeights> Loader::Load() {
   ModelWeights out;
   RETURN_IF_ERROR(Embedding(out.embedding));
@@ -212,43 +221,17 @@ absl::StatusOr<ModelWeights> Loader::Load() {
     ASSIGN_OR_RETURN(out.layers.emplace_back(), Layer(layer));
   }
   RETURN_IF_ERROR(Vector(spec_.final_norm, spec_.hidden, out.final_norm));
-  const std::string& head = spec_.tied_embeddings ? spec_.embedding : spec_.head;
-  RETURN_IF_ERROR(Linear({head, ""}, spec_.vocab, spec_.hidden, out.head));
+  RETURN_IF_ERROR(Head(out.head));
   return out;
-}
-
-void VisitLinear(const LinearNames& names, const std::function<void(const std::string&)>& visit) {
-  visit(names.weight);
-  visit(names.bias);
-}
-
-void VisitLayer(const LayerSpec& layer, const std::function<void(const std::string&)>& visit) {
-  const AttentionNames& a = layer.attention;
-  for (const auto* name : {&layer.input_norm, &layer.post_attention_norm, &a.q_norm, &a.k_norm,
-                           &a.q_a_norm, &a.kv_a_norm, &layer.router_weight, &layer.router_bias}) {
-    visit(*name);
-  }
-  for (const auto* linear : {&a.q, &a.k, &a.v, &a.q_a, &a.q_b, &a.kv_a, &a.kv_b, &a.o,
-                             &layer.mlp.gate, &layer.mlp.up, &layer.mlp.down}) {
-    VisitLinear(*linear, visit);
-  }
 }
 
 }  // namespace
 
 uint64_t DenseBytes(const Checkpoint& checkpoint, const ModelSpec& spec) {
   uint64_t bytes = 0;
-  const auto add = [&](const std::string& name) {
-    for (const std::string& part : {name, name + "_scale_inv"}) {
-      const Checkpoint::Tensor* tensor = name.empty() ? nullptr : checkpoint.Find(part);
-      if (tensor == nullptr) continue;
-      bytes += static_cast<uint64_t>(tensor->view.Elements()) * DTypeBytes(tensor->view.dtype);
-    }
-  };
-  for (const LayerSpec& layer : spec.layers) VisitLayer(layer, add);
-  add(spec.embedding);
-  add(spec.final_norm);
-  add(spec.tied_embeddings ? spec.embedding : spec.head);
+  for (const TensorRole role : {TensorRole::kEmbedding, TensorRole::kVector, TensorRole::kLinear}) {
+    bytes += StoredBytes(checkpoint, spec, role);
+  }
   return bytes;
 }
 

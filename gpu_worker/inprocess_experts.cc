@@ -1,0 +1,95 @@
+#include "gpu_worker/inprocess_experts.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/hw/pages.h"
+#include "common/model/expert_tensors.h"
+#include "common/model/model_tensors.h"
+#include "common/shm/unique_fd.h"
+#include "expert_worker/engine/expert_source.h"
+#include "expert_worker/engine/segments.h"
+#include "gpu_worker/links/expert_link_set.h"
+#include "gpu_worker/links/inprocess_expert_link.h"
+
+namespace tandem::gpu {
+namespace {
+
+absl::StatusOr<expert::StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                                const ExpertTensors& tensors,
+                                                const InProcessExpertsOptions& options,
+                                                size_t index) {
+  expert::StoreSpec store;
+  store.model_hash = ModelHash(checkpoint, spec);
+  store.format = tensors.native_dtype() == DType::kBF16 ? kernels::WeightFormat::kBf16
+                                                        : kernels::WeightFormat::kF32;
+  store.layers = static_cast<uint32_t>(spec.layers.size());
+  store.experts = static_cast<uint32_t>(spec.moe.experts);
+  store.hidden = static_cast<uint32_t>(spec.hidden);
+  store.intermediate = static_cast<uint32_t>(spec.moe.intermediate);
+  for (uint32_t layer = 0; layer < store.layers; ++layer) {
+    if (spec.layers[layer].moe) store.moe_layers.push_back(layer);
+  }
+  store.quantum = expert::ChooseQuantum(store.intermediate);
+  const uint32_t segments = expert::SegmentCount(store.intermediate, store.quantum);
+  ASSIGN_OR_RETURN(store.segments,
+                   expert::AssignSegments(segments, options.shares, static_cast<uint32_t>(index)));
+  return store;
+}
+
+}  // namespace
+
+shm::BatchLimits LinkLimits(const ModelSpec& spec, int max_rows, shm::RowType row_type) {
+  return {.max_rows = static_cast<uint32_t>(max_rows),
+          .hidden = static_cast<uint32_t>(spec.hidden),
+          .top_k = static_cast<uint32_t>(spec.moe.top_k),
+          .num_experts = static_cast<uint32_t>(spec.moe.experts),
+          .num_layers = static_cast<uint32_t>(spec.layers.size()),
+          .lanes = 1,
+          .row_type = row_type};
+}
+
+absl::StatusOr<InProcessExperts::Engine> InProcessExperts::MakeEngine(
+    const Checkpoint& checkpoint, const ModelSpec& spec, const InProcessExpertsOptions& options,
+    size_t index, expert::LoadProgress& progress) {
+  ASSIGN_OR_RETURN(const ExpertTensors tensors, ExpertTensors::Create(checkpoint, spec));
+  ASSIGN_OR_RETURN(const expert::StoreSpec store_spec,
+                   MakeStoreSpec(checkpoint, spec, tensors, options, index));
+  ASSIGN_OR_RETURN(const Memfd memfd, CreateMemfd("tandem-experts", 0, HugePages::kOff));
+  const shm::UniqueFd fd(memfd.fd);  // the store's mapping outlives it
+  Engine engine;
+  ASSIGN_OR_RETURN(
+      engine.store,
+      expert::WeightStore::Build(fd.get(), store_spec, options.kernels->format(store_spec.format),
+                                 expert::CheckpointExperts(&tensors), options.threads, &progress));
+  engine.experts = std::make_unique<expert::RoutedExperts>(
+      engine.store.get(), options.kernels,
+      expert::RoutedExperts::Options{.threads = options.threads});
+  return engine;
+}
+
+absl::StatusOr<std::unique_ptr<InProcessExperts>> InProcessExperts::Create(
+    const Checkpoint& checkpoint, const ModelSpec& spec, const InProcessExpertsOptions& options,
+    expert::LoadProgress& progress) {
+  std::unique_ptr<InProcessExperts> out(new InProcessExperts());
+  std::vector<std::unique_ptr<ExpertLink>> links;
+  for (size_t i = 0; i < options.shares.size(); ++i) {
+    ASSIGN_OR_RETURN(out->engines_.emplace_back(),
+                     MakeEngine(checkpoint, spec, options, i, progress));
+    ASSIGN_OR_RETURN(
+        links.emplace_back(),
+        MakeInProcessExpertLink({.limits = LinkLimits(spec, options.max_rows, options.row_type),
+                                 .threads = options.threads},
+                                out->engines_.back().experts.get()));
+  }
+  if (links.empty()) return absl::InvalidArgumentError("at least one expert share is needed");
+  if (links.size() == 1) {
+    out->link_ = std::move(links[0]);
+  } else {
+    out->link_ = std::make_unique<ExpertLinkSet>(std::move(links));
+  }
+  return out;
+}
+
+}  // namespace tandem::gpu

@@ -45,8 +45,7 @@ TEST(Checkpoint, ReadsASingleFile) {
   ASSERT_TRUE((*checkpoint)->ReadF32("w", out).ok());
   EXPECT_THAT(out, ElementsAre(1, 0, 0, -2));
   EXPECT_EQ((*checkpoint)->Find("nope"), nullptr);
-  EXPECT_THAT(Message((*checkpoint)->ReadF32("nope", out)),
-              HasSubstr("'nope' is missing"));
+  EXPECT_THAT(Message((*checkpoint)->ReadF32("nope", out)), HasSubstr("'nope' is missing"));
   std::vector<float> one(1);
   EXPECT_THAT(Message((*checkpoint)->ReadF32("ids", one)), HasSubstr("dtype is I64"));
   EXPECT_THAT(Message((*checkpoint)->ReadF32("w", one)), HasSubstr("shape is [2,2], expected 1"));

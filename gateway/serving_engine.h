@@ -11,6 +11,8 @@
 // back-off for as long as it lives; until then Submit and Ready answer UNAVAILABLE and say why.
 // Losing the worker (stream broken, no sign of progress within `step_timeout_ms`, new epoch) or one
 // of its experts (step outcome UNAVAILABLE) ends every open request with one UNAVAILABLE error.
+// A model that cannot be loaded (DATA_LOSS, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED,
+// RESOURCE_EXHAUSTED from Load) is not tried again: Ready answers with that error, its code kept.
 //
 // Ownership: `registry` is shared; a tokenizer behind the factory must outlive the engine. The
 // destructor ends all open requests (kError, UNAVAILABLE) and returns when no callback runs.

@@ -29,8 +29,8 @@ namespace tandem::expert {
 namespace {
 
 constexpr const char* kServiceName = "tandem.worker.v1.ExpertWorkerService";
-// A Load in progress is told to end; everything else answers at once.
-constexpr std::chrono::seconds kShutdownTimeout{5};
+// Calls end at once, a Load in progress included; a client may be slow to close its connection.
+constexpr std::chrono::seconds kShutdownTimeout{1};
 
 struct Flags {
   std::string listen = "unix:/tmp/tandem-expert.sock";

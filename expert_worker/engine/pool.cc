@@ -8,6 +8,30 @@
 #include "common/hw/topology.h"
 
 namespace tandem::expert {
+namespace {
+
+constexpr int64_t kHourNs = int64_t{3600} * 1000000000;
+
+const uint32_t* Futex(const std::atomic<uint32_t>& word) {
+  static_assert(sizeof(word) == sizeof(uint32_t));
+  return reinterpret_cast<const uint32_t*>(&word);
+}
+
+// Returns when the word is `wanted`; sleeping is counted in `sleepers`.
+void WaitUntil(const shm::SpinPolicy& spin, const std::atomic<uint32_t>& word,
+               std::atomic<uint32_t>& sleepers, uint32_t wanted) {
+  const auto ready = [&] { return word.load(std::memory_order_acquire) == wanted; };
+  if (shm::SpinUntil(spin, ready)) return;
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  while (true) {
+    const uint32_t now = word.load(std::memory_order_seq_cst);
+    if (now == wanted) break;
+    shm::FutexWait(Futex(word), now, kHourNs);
+  }
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 Pool::Pool(const Options& options)
     : threads_(options.threads),
@@ -27,7 +51,7 @@ Pool::Pool(const Options& options)
 
 Pool::~Pool() {
   stop_.store(true, std::memory_order_relaxed);
-  Publish(start_, start_.value.load(std::memory_order_relaxed) + 1);
+  Announce(start_.generation.load(std::memory_order_relaxed) + 1);
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -36,45 +60,37 @@ void Pool::RunErased(Function function, void* context) {
     function(context, 0);
     return;
   }
-  function_ = function;
-  context_ = context;
-  running_.store(threads_ - 1, std::memory_order_relaxed);
-  const uint32_t before = start_.value.load(std::memory_order_relaxed);
-  Publish(start_, before + 1);
+  start_.function = function;
+  start_.context = context;
+  const uint32_t generation = start_.generation.load(std::memory_order_relaxed) + 1;
+  Announce(generation);
   function(context, 0);
-  WaitWhileEqual(finish_, before);
+  WaitUntil(spin_, finish_.returns, finish_.sleepers,
+            generation * static_cast<uint32_t>(threads_ - 1));
+}
+
+// Waking is lossless because both sides are sequentially consistent: either the waker sees the
+// sleeper, or the sleeper (and the kernel's own comparison) sees the new value.
+void Pool::Announce(uint32_t generation) {
+  start_.generation.store(generation, std::memory_order_seq_cst);
+  if (start_.sleepers.load(std::memory_order_seq_cst) != 0) {
+    shm::FutexWake(Futex(start_.generation), shm::kWakeAll);
+  }
 }
 
 void Pool::ThreadMain(int thread, int cpu) {
   pthread_setname_np(pthread_self(), ("pool-" + std::to_string(thread)).c_str());
   if (cpu >= 0 && PinThisThread(cpu).ok()) pinned_.fetch_add(1);
-  uint32_t seen = 0;
-  while (true) {
-    WaitWhileEqual(start_, seen);
-    ++seen;
+  for (uint32_t generation = 1;; ++generation) {
+    WaitUntil(spin_, start_.generation, start_.sleepers, generation);
     if (stop_.load(std::memory_order_relaxed)) return;
-    function_(context_, thread);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) Publish(finish_, seen);
+    start_.function(start_.context, thread);
+    const uint32_t returns = finish_.returns.fetch_add(1, std::memory_order_seq_cst) + 1;
+    if (returns == generation * static_cast<uint32_t>(threads_ - 1) &&
+        finish_.sleepers.load(std::memory_order_seq_cst) != 0) {
+      shm::FutexWake(Futex(finish_.returns), shm::kWakeAll);
+    }
   }
-}
-
-// Sequentially consistent on both sides: either the publisher sees the sleeper, or the sleeper (and
-// the kernel's own comparison) sees the new value.
-void Pool::Publish(Word& word, uint32_t value) {
-  word.value.store(value, std::memory_order_seq_cst);
-  if (word.sleepers.load(std::memory_order_seq_cst) == 0) return;
-  shm::FutexWake(reinterpret_cast<const uint32_t*>(&word.value), shm::kWakeAll);
-}
-
-void Pool::WaitWhileEqual(Word& word, uint32_t old) const {
-  const auto changed = [&] { return word.value.load(std::memory_order_acquire) != old; };
-  if (shm::SpinUntil(spin_, changed)) return;
-  constexpr int64_t kHourNs = int64_t{3600} * 1000000000;
-  word.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  while (word.value.load(std::memory_order_seq_cst) == old) {
-    shm::FutexWait(reinterpret_cast<const uint32_t*>(&word.value), old, kHourNs);
-  }
-  word.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace tandem::expert

@@ -68,26 +68,28 @@ class Pool {
  private:
   using Function = void (*)(void* context, int thread);
 
-  // A word that is waited on, alone on two cache lines (adjacent-line prefetch).
-  struct alignas(128) Word {
-    std::atomic<uint32_t> value{0};
+  // What the caller tells the others: one cache line to write, one to read.
+  struct alignas(128) Start {
+    std::atomic<uint32_t> generation{0};
+    std::atomic<uint32_t> sleepers{0};
+    Function function = nullptr;
+    void* context = nullptr;
+  };
+  // What they tell the caller: how often a thread has returned from a Run, over all Runs.
+  struct alignas(128) Finish {
+    std::atomic<uint32_t> returns{0};
     std::atomic<uint32_t> sleepers{0};
   };
 
   void RunErased(Function function, void* context);
+  void Announce(uint32_t generation);
   void ThreadMain(int thread, int cpu);
-  // Returns when the word differs from `old`.
-  void WaitWhileEqual(Word& word, uint32_t old) const;
-  static void Publish(Word& word, uint32_t value);
 
   const int threads_;
   const shm::SpinPolicy spin_;
-  Function function_ = nullptr;
-  void* context_ = nullptr;
-  Word start_;   // generation of Run
-  Word finish_;  // generation whose threads have all returned
+  Start start_;
+  Finish finish_;
   shm::TeamBarrier barrier_;
-  alignas(128) std::atomic<int> running_{0};  // threads 1.. that have not finished this Run
   std::atomic<int> pinned_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;

@@ -40,6 +40,16 @@ void Merge(GenerationEvent next, GenerationEvent* event) {
 
 }  // namespace
 
+absl::Status EventError(const GenerationEvent& event) {
+  if (event.reason == FinishReason::kError) {
+    return event.error.ok() ? absl::InternalError("generation failed") : event.error;
+  }
+  if (event.reason == FinishReason::kCancelled) {
+    return absl::UnavailableError("The generation was ended by the server.");
+  }
+  return absl::OkStatus();
+}
+
 class GenerationStream::Listener final : public GenerationListener {
  public:
   Listener(std::shared_ptr<GenerationStream> stream, size_t choice)
@@ -135,6 +145,11 @@ bool GenerationStream::Done() const {
   if (overflowed_) return queue_.empty();
   return std::all_of(choices_.begin(), choices_.end(),
                      [](const Choice& choice) { return choice.delivered; });
+}
+
+bool GenerationStream::Overflowed() const {
+  const std::lock_guard lock(mutex_);
+  return overflowed_;
 }
 
 void GenerationStream::Close() {

@@ -30,6 +30,10 @@
 
 namespace tandem::gateway {
 
+// The error that an event tells its client; OK for all that is not one. A cancellation that a client
+// lives to see is the server's.
+absl::Status EventError(const GenerationEvent& event);
+
 struct GenerationStreamOptions {
   size_t max_buffered_bytes = size_t{1} << 20;
 };
@@ -51,6 +55,9 @@ class GenerationStream : public std::enable_shared_from_this<GenerationStream> {
   std::optional<Item> Pop();
   // Every choice's last event has been popped.
   bool Done() const;
+
+  // The client was too slow and its choices have been cancelled.
+  bool Overflowed() const;
 
   // Ends the wakeups and cancels the choices that still run. Idempotent.
   void Close();

@@ -1,33 +1,20 @@
 #include "gateway/api/openai_api.h"
 
-#include <exception>
-#include <random>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "gateway/api/openai_call.h"
+#include "gateway/api/request_id.h"
 
 namespace tandem::gateway {
 namespace {
 
 namespace asio = boost::asio;
 
-constexpr size_t kMaxRequestIdBytes = 128;
-
-std::string NewRequestId() {
-  thread_local std::mt19937_64 generator{std::random_device{}()};
-  return absl::StrCat("req-", absl::Hex(generator(), absl::kZeroPad16));
-}
-
-// The client's own id where it is fit to be echoed and logged.
+// The client's own id where it is fit to be echoed.
 std::string RequestId(const HttpRequest& request) {
   const std::string_view id = request.Header("x-request-id");
-  if (id.empty() || id.size() > kMaxRequestIdBytes) return NewRequestId();
-  for (const char c : id) {
-    if (c <= ' ' || c >= 0x7f || c == '"' || c == '\\') return NewRequestId();
-  }
-  return std::string(id);
+  return IsRequestId(id) ? std::string(id) : NewRequestId();
 }
 
 std::string_view KeyOf(const HttpRequest& request) {

@@ -25,16 +25,6 @@ class CloseOnExit {
   std::shared_ptr<GenerationStream> stream_;
 };
 
-absl::Status EventError(const GenerationEvent& event) {
-  if (event.reason == FinishReason::kError) {
-    return event.error.ok() ? absl::InternalError("generation failed") : event.error;
-  }
-  if (event.reason == FinishReason::kCancelled) {
-    return absl::UnavailableError("The generation was ended by the server.");
-  }
-  return absl::OkStatus();
-}
-
 ResponseShape ShapeOf(const OpenAiRequest& request, const std::string& model,
                       const std::string& request_id) {
   ResponseShape shape;

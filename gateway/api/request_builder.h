@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "gateway/api/generation_defaults.h"
 #include "gateway/engine.h"
 #include "gateway/text/chat_template.h"
 #include "gateway/text/tokenizer.h"
@@ -68,6 +67,15 @@ struct GenerationFields {
   std::string top_logprobs_name = "top_logprobs";
   bool prompt_logprobs = false;  // of the prompt too, with as many alternatives
   bool skip_special_tokens = true;
+};
+
+// Values that apply where a request gives none: those of the model's generation_config.json.
+struct GenerationDefaults {
+  double temperature = 1;
+  int64_t top_k = 0;
+  double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
 };
 
 struct BuilderLimits {

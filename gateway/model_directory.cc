@@ -1,0 +1,91 @@
+#include "gateway/model_directory.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "common/model/model_loader.h"
+
+namespace tandem::gateway {
+namespace {
+
+// Real files have a few kilobytes.
+constexpr size_t kMaxConfigBytes = size_t{4} << 20;
+
+absl::StatusOr<std::string> ReadConfig(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(path + ": cannot be read");
+  std::string text(kMaxConfigBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(path + ": larger than 4 MiB");
+  }
+  return text;
+}
+
+GenerationDefaults DefaultsOf(const GenerationConfig& config) {
+  GenerationDefaults defaults;
+  defaults.temperature = config.temperature.value_or(1);
+  defaults.top_k = config.top_k.value_or(0);
+  defaults.top_p = config.top_p.value_or(1);
+  defaults.min_p = config.min_p.value_or(0);
+  defaults.repetition_penalty = config.repetition_penalty.value_or(1);
+  return defaults;
+}
+
+// Absent and unsupported tokenizers leave the model usable by token ids; a broken file does not.
+bool MeansNoText(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsUnimplemented(status);
+}
+
+absl::Status LoadText(const std::string& dir, ModelDirectory* model) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(dir);
+  if (!tokenizer.ok()) {
+    if (!MeansNoText(tokenizer.status())) return tokenizer.status();
+    LogWarn("tokenizer_absent", {{"reason", std::string(tokenizer.status().message())},
+                                 {"consequence", "token ids in and out only"}});
+    return absl::OkStatus();
+  }
+  model->tokenizer = *std::move(tokenizer);
+  absl::StatusOr<std::unique_ptr<ChatTemplate>> chat_template =
+      ChatTemplate::Create(model->tokenizer->config(), model->tokenizer->added_tokens(), {});
+  if (chat_template.ok()) {
+    model->chat_template = *std::move(chat_template);
+  } else if (MeansNoText(chat_template.status())) {
+    LogWarn("chat_template_absent", {{"reason", std::string(chat_template.status().message())}});
+  } else {
+    return Annotate(chat_template.status(), dir);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& dir) {
+  ModelDirectory model;
+  const std::string config_path = std::filesystem::path(dir) / "config.json";
+  ASSIGN_OR_RETURN(const std::string config, ReadConfig(config_path));
+  ConfigSource source;
+  source.file = config_path;
+  ASSIGN_OR_RETURN(const ModelSpec spec, ParseModelSpec(config, source));
+  ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(dir));
+  model.defaults = DefaultsOf(generation);
+  RETURN_IF_ERROR(LoadText(dir, &model));
+
+  model.end_ids = spec.end_ids;
+  model.end_ids.insert(model.end_ids.end(), generation.end_ids.begin(), generation.end_ids.end());
+  if (model.tokenizer && model.tokenizer->eos_id()) {
+    model.end_ids.push_back(*model.tokenizer->eos_id());
+  }
+  std::sort(model.end_ids.begin(), model.end_ids.end());
+  model.end_ids.erase(std::unique(model.end_ids.begin(), model.end_ids.end()),
+                      model.end_ids.end());
+  return model;
+}
+
+}  // namespace tandem::gateway

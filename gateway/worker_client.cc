@@ -47,24 +47,29 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
 
 }  // namespace
 
-// Reactors and calls of one connection. They hold it by shared_ptr and delete themselves when done.
-// The mutex also makes what one thread wrote visible to gRPC's threads in a way that
-// ThreadSanitizer sees.
-class WorkerClient::Connection : public std::enable_shared_from_this<Connection> {
+// Reactors and calls of one connection. They delete themselves when done and the connection waits
+// for them, so that it, and the channel with it, is never destroyed on one of gRPC's threads (which
+// would wait for itself). The mutex also makes what one thread wrote visible to gRPC's threads in a
+// way that ThreadSanitizer sees.
+class WorkerClient::Connection {
  public:
   Connection(const WorkerClientOptions& options, WorkerEventSink sink, uint64_t number)
       : options_(options),
         sink_(std::move(sink)),
         number_(number),
         stub_(GpuWorkerService::NewStub(MakeChannel(options.address))) {}
+  // Returns when no callback runs or will.
+  ~Connection() {
+    Cancel();
+    std::unique_lock lock(mutex_);
+    quiet_.wait(lock, [&] { return calls_ == 0; });
+  }
 
   void Load();
   void Send(StepRequest request);
   void QueryReady();
   // Cancels all calls.
   void Cancel();
-  // Returns when no callback runs or will.
-  void WaitUntilQuiet();
 
  private:
   class LoadReactor;
@@ -85,7 +90,7 @@ class WorkerClient::Connection : public std::enable_shared_from_this<Connection>
     const std::lock_guard lock(mutex_);
     ++calls_;
   }
-  // The last thing a callback does.
+  // The last thing a callback does: the connection may be gone when it returns.
   void Exit() {
     const std::lock_guard lock(mutex_);
     if (--calls_ == 0) quiet_.notify_all();
@@ -109,8 +114,7 @@ class WorkerClient::Connection : public std::enable_shared_from_this<Connection>
 class WorkerClient::Connection::LoadReactor final
     : public grpc::ClientReadReactor<LoadModelResponse> {
  public:
-  explicit LoadReactor(std::shared_ptr<Connection> connection)
-      : connection_(std::move(connection)) {
+  explicit LoadReactor(Connection* connection) : connection_(connection) {
     const WorkerClientOptions& options = connection_->options_;
     request_.set_protocol_version(kWorkerProtocolVersion);
     request_.set_model_dir(options.model_dir);
@@ -138,7 +142,7 @@ class WorkerClient::Connection::LoadReactor final
   }
 
   void OnDone(const grpc::Status& status) override {
-    const std::shared_ptr<Connection> connection = connection_;
+    Connection* const connection = connection_;
     {
       const std::lock_guard lock(connection->mutex_);
       connection->load_ = nullptr;
@@ -155,7 +159,7 @@ class WorkerClient::Connection::LoadReactor final
   }
 
  private:
-  const std::shared_ptr<Connection> connection_;
+  Connection* const connection_;
   grpc::ClientContext context_;
   LoadModelRequest request_;
   LoadModelResponse response_;
@@ -165,8 +169,7 @@ class WorkerClient::Connection::LoadReactor final
 class WorkerClient::Connection::StepReactor final
     : public grpc::ClientBidiReactor<StepRequest, StepResponse> {
  public:
-  explicit StepReactor(std::shared_ptr<Connection> connection)
-      : connection_(std::move(connection)) {}
+  explicit StepReactor(Connection* connection) : connection_(connection) {}
 
   // Under the connection's lock. The hold keeps the reactor for Send until reading has ended.
   void Start() {
@@ -216,7 +219,7 @@ class WorkerClient::Connection::StepReactor final
   }
 
   void OnDone(const grpc::Status& status) override {
-    const std::shared_ptr<Connection> connection = connection_;
+    Connection* const connection = connection_;
     {
       const std::lock_guard lock(connection->mutex_);
       connection->steps_ = nullptr;
@@ -238,7 +241,7 @@ class WorkerClient::Connection::StepReactor final
     StartWrite(&writing_request_);
   }
 
-  const std::shared_ptr<Connection> connection_;
+  Connection* const connection_;
   grpc::ClientContext context_;
   StepResponse response_;
 
@@ -252,7 +255,7 @@ class WorkerClient::Connection::StepReactor final
 void WorkerClient::Connection::Load() {
   Enter();
   const std::lock_guard lock(mutex_);
-  load_ = new LoadReactor(shared_from_this());
+  load_ = new LoadReactor(this);
   load_->Start();
 }
 
@@ -261,7 +264,7 @@ void WorkerClient::Connection::OpenSteps(ModelInfo info) {
   {
     const std::lock_guard lock(mutex_);
     if (!cancelled_) {
-      steps_ = new StepReactor(shared_from_this());
+      steps_ = new StepReactor(this);
       // Before the call starts, whose end must come after it; Send waits for the lock.
       Post(WorkerConnected{.info = std::move(info)});
       steps_->Start();
@@ -294,14 +297,14 @@ void WorkerClient::Connection::QueryReady() {
     if (cancelled_) query->context.TryCancel();
     queries_.push_back(query);
   }
-  const auto done = [self = shared_from_this(), query](const grpc::Status& status) {
+  const auto done = [this, query](const grpc::Status& status) {
     {
-      const std::lock_guard lock(self->mutex_);
-      std::erase(self->queries_, query);
+      const std::lock_guard lock(mutex_);
+      std::erase(queries_, query);
     }
-    self->Post(WorkerReadiness{.ready = status.ok() && query->response.ready()});
+    Post(WorkerReadiness{.ready = status.ok() && query->response.ready()});
     delete query;
-    self->Exit();
+    Exit();
   };
   stub_->async()->GetInfo(&query->context, &query->request, &query->response, done);
 }
@@ -314,11 +317,6 @@ void WorkerClient::Connection::Cancel() {
   for (Query* query : queries_) query->context.TryCancel();
 }
 
-void WorkerClient::Connection::WaitUntilQuiet() {
-  std::unique_lock lock(mutex_);
-  quiet_.wait(lock, [&] { return calls_ == 0; });
-}
-
 WorkerClient::WorkerClient(WorkerClientOptions options, WorkerEventSink sink)
     : options_(std::move(options)), sink_(std::move(sink)) {}
 
@@ -326,7 +324,7 @@ WorkerClient::~WorkerClient() { Disconnect(); }
 
 void WorkerClient::Connect(uint64_t connection) {
   Disconnect();
-  connection_ = std::make_shared<Connection>(options_, sink_, connection);
+  connection_ = std::make_unique<Connection>(options_, sink_, connection);
   connection_->Load();
 }
 
@@ -338,11 +336,6 @@ void WorkerClient::QueryReady() {
   if (connection_) connection_->QueryReady();
 }
 
-void WorkerClient::Disconnect() {
-  if (!connection_) return;
-  connection_->Cancel();
-  connection_->WaitUntilQuiet();
-  connection_.reset();
-}
+void WorkerClient::Disconnect() { connection_.reset(); }
 
 }  // namespace tandem::gateway

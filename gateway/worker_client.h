@@ -39,7 +39,7 @@ class WorkerClient final : public WorkerPort {
 
   const WorkerClientOptions options_;
   const WorkerEventSink sink_;
-  std::shared_ptr<Connection> connection_;
+  std::unique_ptr<Connection> connection_;
 };
 
 }  // namespace tandem::gateway

@@ -52,6 +52,11 @@ void FakeModel::AppendBlocks(uint64_t sequence, uint32_t group, std::span<const 
   }
 }
 
+void FakeModel::Deactivate(uint64_t sequence) {
+  const auto it = sequences_.find(sequence);
+  if (it != sequences_.end()) it->second.finished = true;
+}
+
 void FakeModel::Release(uint64_t sequence) { sequences_.erase(sequence); }
 
 std::optional<uint64_t*> FakeModel::Slot(const Sequence& sequence, size_t group,
@@ -80,6 +85,7 @@ bool FakeModel::Write(const Sequence& sequence, uint32_t position, uint32_t toke
 }
 
 uint32_t FakeModel::Sample(uint64_t state, const FakeLimits& limits, uint32_t generated) const {
+  if (!script_.empty()) return script_[generated % script_.size()];
   const std::vector<uint32_t>& stops = limits.stop_ids;
   for (uint64_t draw = state ^ Mix(limits.seed);; draw = Mix(draw)) {
     const auto token = static_cast<uint32_t>(Mix(draw) % vocab_size_);

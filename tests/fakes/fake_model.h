@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tandem::testing {
@@ -50,6 +51,10 @@ class FakeModel {
   FakeResult Run(uint64_t sequence, uint32_t start_position,
                  std::optional<std::span<const uint32_t>> tokens, bool sample);
   void Release(uint64_t sequence);
+  // Nothing more is computed for it: its steps give kInactive.
+  void Deactivate(uint64_t sequence);
+  // From now on the n-th generated token of every sequence is script[n % size]; empty: by hash.
+  void set_script(std::vector<uint32_t> script) { script_ = std::move(script); }
   void ReleaseAll() { sequences_.clear(); }
 
   size_t sequences() const { return sequences_.size(); }
@@ -82,6 +87,7 @@ class FakeModel {
   std::map<uint64_t, Sequence> sequences_;
   std::set<uint64_t> used_ids_;
   std::string error_;
+  std::vector<uint32_t> script_;
 };
 
 }  // namespace tandem::testing

@@ -113,8 +113,23 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenKeptStore(
   if (!absl::IsNotFound(store.status())) {
     LogWarn("kept_store_refused", {{"reason", store.status().ToString()}});
   }
+  ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec, kernels));
+  RETURN_IF_ERROR(CheckKeptPages(manifest.file_bytes));
   return WeightStore::Build(options_.weights_fd, spec, kernels, CheckpointExperts(&tensors),
                             options_.threads, &progress_);
+}
+
+// The supervisor could only guess the size when it chose the pages; the exact number is known here.
+absl::Status ExpertWorker::CheckKeptPages(uint64_t bytes) const {
+  if (options_.huge_pages == HugePages::kOff || IsHugeTlb(options_.weights_fd)) {
+    return absl::OkStatus();
+  }
+  const std::string advice = HugePageAdvice(bytes);
+  if (options_.huge_pages == HugePages::kRequire) {
+    return absl::ResourceExhaustedError(absl::StrCat("--huge-pages=require: ", advice));
+  }
+  LogInfo("no_explicit_huge_pages", {{"advice", advice}});
+  return absl::OkStatus();
 }
 
 absl::Status ExpertWorker::StartEngine() {

@@ -109,6 +109,7 @@ class ExpertWorker {
                                                          const ExpertTensors& tensors);
   absl::StatusOr<std::unique_ptr<WeightStore>> OpenKeptStore(const StoreSpec& spec,
                                                              const ExpertTensors& tensors);
+  absl::Status CheckKeptPages(uint64_t bytes) const;
   absl::Status StartEngine();
   Info InfoLocked() const;
 

@@ -75,12 +75,14 @@ void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier
     // Nobody writes it between this barrier and the next, so all threads decide alike.
     if (missed_.load(std::memory_order_relaxed)) return;
     RunBatch(handler, barrier, sequence, thread);
-    if (thread == header_thread_) WriteReply(sequence, counters);
-    const bool run_deferred = code_ == RefuseCode::kAccepted && has_deferred_ &&
-                              !bad_pick_.load(std::memory_order_relaxed);
+    // Before the barrier: right after it, the next slot may be taken.
+    const RefuseCode code = Outcome(counters, thread);
+    const bool run_deferred = code == RefuseCode::kAccepted && has_deferred_;
     const shm::ExpertBatch batch = batch_;
     barrier->Wait(meet_policy_);
+    const uint16_t reply = shm::MakeReply(sequence, static_cast<uint32_t>(code));
     for (const uint32_t pair : pairs_of_thread_[thread]) {
+      shm::StoreReply(view_.pair(pair)->done_seq, view_.slot_index(sequence), reply);
       shm::DoneBell(view_.pair(pair)).Ring(sequence);
     }
     if (run_deferred) handler->RunDeferred(batch, thread, options_.threads);
@@ -114,7 +116,7 @@ bool LinkAttachment::AwaitBell(const shm::Doorbell& bell, uint64_t sequence,
     if (spin && shm::NowNs() < spin_until_ns) {
       shm::SpinUntil({.spin_ns = kSpinChunkNs, .yield = false},
                      [&] { return bell.Read() >= sequence || ended(); });
-      shm::YieldCpu();  // rarely enough to cost nothing where the core is ours
+      if (bell.Read() < sequence) shm::YieldCpu();  // costs nothing where the core is ours
       continue;
     }
     bell.Sleep(rung, kForeverNs);
@@ -201,19 +203,14 @@ void LinkAttachment::RunBatch(shm::BatchHandler* handler, shm::TeamBarrier* barr
   handler->Run(batch_, thread, options_.threads);
 }
 
-void LinkAttachment::WriteReply(uint64_t sequence, LinkCounters* counters) {
-  // Threads that read code_ did so before they arrive at the barrier that follows; only this thread
-  // writes it.
+RefuseCode LinkAttachment::Outcome(LinkCounters* counters, int thread) {
   const RefuseCode code = bad_pick_.load(std::memory_order_relaxed) ? RefuseCode::kExpert : code_;
-  (code == RefuseCode::kAccepted ? counters->batches : counters->refused_slots)
-      .fetch_add(1, std::memory_order_relaxed);
-  shm::SlotReply reply{};
-  reply.sequence = sequence;
-  reply.epoch = options_.epoch;
-  reply.code = static_cast<uint32_t>(code);
-  reply.rows = batch_.rows;
-  shm::StoreWords(view_.reply(sequence), reply);
-  shm::AddRelaxed(view_.control()->expert_ticks.value, 1);
+  if (thread == header_thread_) {
+    (code == RefuseCode::kAccepted ? counters->batches : counters->refused_slots)
+        .fetch_add(1, std::memory_order_relaxed);
+    shm::AddRelaxed(view_.control()->expert_ticks.value, 1);
+  }
+  return code;
 }
 
 }  // namespace tandem::expert

@@ -66,7 +66,7 @@ class LinkAttachment {
   const shm::PickBuffers& picks(uint64_t sequence) const { return picks_[sequence % 2]; }
   void RunBatch(shm::BatchHandler* handler, shm::TeamBarrier* barrier, uint64_t sequence,
                 int thread);
-  void WriteReply(uint64_t sequence, LinkCounters* counters);
+  shm::RefuseCode Outcome(LinkCounters* counters, int thread);
 
   shm::Segment segment_;
   const shm::SegmentView view_;

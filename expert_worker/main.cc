@@ -66,7 +66,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
   parser.Add("threads", "Threads; 0: one a CPU", &flags->threads, {.min = 0, .max = 512});
   parser.AddChoice("max-isa", "Best instruction set to use", &flags->max_isa,
                    {"ref", "avx2", "avx512", "amx"});
-  parser.AddChoice("huge-pages", "Huge pages of a memfd of our own", &flags->huge_pages,
+  parser.AddChoice("huge-pages", "Huge pages for the packed weights", &flags->huge_pages,
                    {"auto", "require", "off"});
   parser.AddChoice("placement", "Whether a gpu worker shares these CPUs", &flags->placement,
                    {"auto", "apart", "co-located"});

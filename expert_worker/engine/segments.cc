@@ -5,7 +5,7 @@
 namespace tandem::expert {
 
 uint32_t ChooseQuantum(uint32_t intermediate) {
-  for (uint32_t quantum : {32u, 16u, 8u}) {
+  for (uint32_t quantum : {64u, 32u, 16u, 8u}) {
     if (SegmentCount(intermediate, quantum) >= 4) return quantum;
   }
   return 4;

@@ -1,11 +1,9 @@
 #include "expert_worker/engine/weight_store.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -66,11 +64,6 @@ class Mapping {
 bool IsSealed(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   return seals >= 0 && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) != 0;
-}
-
-bool IsHugeTlb(int fd) {
-  struct statfs fs {};
-  return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
 }
 
 // Files and memfds get transparent huge pages only where this says so.

@@ -79,7 +79,7 @@ void ExpectHolds(const WeightStore& store, const FakeExperts& experts, SegmentRa
 TEST(Segments, QuantumLeavesAtLeastFourSegmentsWhereItCan) {
   EXPECT_EQ(ChooseQuantum(768), 64u);
   EXPECT_EQ(ChooseQuantum(2048), 64u);
-  EXPECT_EQ(ChooseQuantum(200), 32u);
+  EXPECT_EQ(ChooseQuantum(100), 32u);
   EXPECT_EQ(ChooseQuantum(64), 16u);
   EXPECT_EQ(ChooseQuantum(32), 8u);
   EXPECT_EQ(ChooseQuantum(16), 4u);

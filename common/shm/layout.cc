@@ -70,7 +70,6 @@ absl::StatusOr<SegmentLayout> ComputeLayout(const BatchLimits& limits, uint32_t 
 
   Cursor slot;
   slot.Take(1, sizeof(SlotHeader), kLineBytes);
-  layout.reply_offset = slot.Take(1, sizeof(SlotReply), kLineBytes);
   layout.x_offset = slot.Take(elements, RowTypeBytes(limits.row_type), kLineBytes);
   layout.ids_offset = slot.Take(picks, sizeof(uint16_t), kLineBytes);
   layout.weights_offset = slot.Take(picks, sizeof(float), kLineBytes);

@@ -1,7 +1,7 @@
 // The bytes of a link segment: what both processes map, and nothing else.
 //
 //   [control page 4096][pair lines kMaxPairs * 512][slot 0][slot 1] ... [slot slots-1]
-//   slot: [SlotHeader][SlotReply][x][ids][weights][deferred][results], each part on 128 bytes, the
+//   slot: [SlotHeader][x][ids][weights][deferred][results], each part on 128 bytes, the
 //   slot on 4096
 //
 // A submission has a 64-bit sequence number, from 1, without gaps; slot = sequence mod slots, and
@@ -48,9 +48,26 @@ struct alignas(kLineBytes) Line {
 };
 static_assert(sizeof(Line) == kLineBytes);
 
+// The last sequence completed, with the outcome of each slot's last submission beside it: whoever
+// has seen the sequence has the outcome in the same cache line (on a GPU: in the same read over
+// PCIe).
+struct alignas(kLineBytes) DoneLine {
+  union {
+    uint64_t value;
+    uint32_t word;
+  };
+  uint16_t replies[kMaxSlots];  // by slot: low byte of the sequence << 8 | RefuseCode
+  uint8_t unused[kLineBytes - sizeof(uint64_t) - kMaxSlots * sizeof(uint16_t)];
+};
+static_assert(sizeof(DoneLine) == kLineBytes && offsetof(DoneLine, unused) <= 64);
+
+constexpr uint16_t MakeReply(uint64_t sequence, uint32_t code) {
+  return static_cast<uint16_t>((sequence & 0xFF) << 8 | (code & 0xFF));
+}
+
 struct PairLines {
-  Line submit_seq;       // last sequence rung by the pair's gpu thread
-  Line done_seq;         // last sequence completed
+  Line submit_seq;  // last sequence rung by the pair's gpu thread
+  DoneLine done_seq;
   Line submit_sleepers;  // expert threads asleep on submit_seq
   Line done_sleepers;    // gpu threads asleep on done_seq
 };
@@ -99,14 +116,6 @@ struct alignas(kLineBytes) SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == kLineBytes && offsetof(SlotHeader, sequence_again) == 96);
 
-struct alignas(kLineBytes) SlotReply {
-  uint64_t sequence;
-  uint64_t epoch;
-  uint32_t code;  // RefuseCode
-  uint32_t rows;
-};
-static_assert(sizeof(SlotReply) == kLineBytes);
-
 static_assert(std::is_trivially_copyable_v<ControlPage> && std::is_standard_layout_v<ControlPage>);
 static_assert(std::is_trivially_copyable_v<SlotHeader> && std::is_standard_layout_v<SlotHeader>);
 
@@ -117,7 +126,6 @@ struct SegmentLayout {
   uint64_t pairs_offset = 0;
   uint64_t slots_offset = 0;
   uint64_t slot_bytes = 0;
-  uint64_t reply_offset = 0;
   uint64_t x_offset = 0;
   uint64_t ids_offset = 0;
   uint64_t weights_offset = 0;
@@ -143,14 +151,12 @@ class SegmentView {
   PairLines* pair(uint32_t index) const {
     return reinterpret_cast<PairLines*>(base_ + layout_.pairs_offset) + index;
   }
+  uint64_t slot_index(uint64_t sequence) const { return sequence % layout_.slots; }
   uint8_t* slot(uint64_t sequence) const {
-    return base_ + layout_.slots_offset + (sequence % layout_.slots) * layout_.slot_bytes;
+    return base_ + layout_.slots_offset + slot_index(sequence) * layout_.slot_bytes;
   }
   SlotHeader* header(uint64_t sequence) const {
     return reinterpret_cast<SlotHeader*>(slot(sequence));
-  }
-  SlotReply* reply(uint64_t sequence) const {
-    return reinterpret_cast<SlotReply*>(slot(sequence) + layout_.reply_offset);
   }
   uint8_t* x(uint64_t sequence) const { return slot(sequence) + layout_.x_offset; }
   uint16_t* ids(uint64_t sequence) const {
@@ -175,6 +181,13 @@ inline uint64_t LoadAcquire(const uint64_t& word) {
 }
 inline void StoreRelease(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
+}
+inline uint16_t LoadReply(const DoneLine& line, uint64_t slot) {
+  return std::atomic_ref<uint16_t>(const_cast<uint16_t&>(line.replies[slot]))
+      .load(std::memory_order_relaxed);
+}
+inline void StoreReply(DoneLine& line, uint64_t slot, uint16_t reply) {
+  std::atomic_ref<uint16_t>(line.replies[slot]).store(reply, std::memory_order_relaxed);
 }
 inline void AddRelaxed(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).fetch_add(value, std::memory_order_relaxed);

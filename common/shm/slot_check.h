@@ -11,7 +11,7 @@
 
 namespace tandem::shm {
 
-// Why a slot was refused; goes back in SlotReply::code.
+// Why a slot was refused; goes back in DoneLine::replies.
 enum class RefuseCode : uint32_t {
   kAccepted = 0,
   kStale = 1,    // sequence or epoch is not the expected one, or the header is half-written

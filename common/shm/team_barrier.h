@@ -24,6 +24,7 @@ class TeamBarrier {
   // happens.
   template <typename OnSlice>
   void Wait(const SpinPolicy& policy, int64_t slice_ns, OnSlice&& on_slice) {
+    if (threads_ == 1) return;
     const uint32_t generation = generation_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
       Release(generation);

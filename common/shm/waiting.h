@@ -59,7 +59,8 @@ bool SpinUntil(const SpinPolicy& policy, Ready&& ready) {
 // segment.
 class Doorbell {
  public:
-  Doorbell(Line* word, Line* sleepers)
+  template <typename WordLine>
+  Doorbell(WordLine* word, Line* sleepers)
       : word_(&word->value), futex_(&word->word), sleepers_(&sleepers->value) {}
 
   uint64_t Read() const { return LoadAcquire(*word_); }

@@ -54,6 +54,12 @@ bool ExpertLinkSet::broken() const {
   return false;
 }
 
+uint64_t ExpertLinkSet::ticks() const {
+  uint64_t sum = 0;
+  for (const auto& link : links_) sum += link->ticks();
+  return sum;
+}
+
 void ExpertLinkSet::Replace(int index, std::unique_ptr<ExpertLink> link) {
   TANDEM_CHECK(link->threads() == threads());
   links_[static_cast<size_t>(index)] = std::move(link);

@@ -26,6 +26,7 @@ class ExpertLinkSet final : public ExpertLink {
   absl::Status EndStep() override;
   LinkError error() const override;
   bool broken() const override;
+  uint64_t ticks() const override;
 
   int size() const { return static_cast<int>(links_.size()); }
   const ExpertLink& link(int index) const { return *links_[index]; }

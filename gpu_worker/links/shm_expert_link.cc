@@ -43,6 +43,7 @@ class ShmExpertLink final : public ExpertLink {
   absl::Status EndStep() override;
   LinkError error() const override { return errors_.error(); }
   bool broken() const override { return errors_.broken(); }
+  uint64_t ticks() const override { return shm::LoadAcquire(view_.control()->expert_ticks.value); }
 
  private:
   // What one pool thread keeps for itself; all threads count the same sequences.
@@ -58,7 +59,7 @@ class ShmExpertLink final : public ExpertLink {
   void CopyShare(const Submission& submission, uint64_t sequence, uint32_t rows, int thread);
   void Ring(uint64_t sequence, const PerThread& self);
   bool AwaitDone(uint64_t sequence, const PerThread& self);
-  bool CheckReply(uint64_t sequence, uint32_t rows);
+  bool CheckReply(uint64_t sequence, const PerThread& self);
   void Break(LinkError error);
   void WakeAll() const;
 
@@ -208,7 +209,7 @@ void ShmExpertLink::Wait(const Collection& collection, int thread, int threads) 
   const uint64_t sequence = self.lane_sequence[collection.lane];
   const uint32_t rows = BoundRows(collection.rows, collection.max_rows, &errors_);
   const Span share = ShareOf(uint64_t{rows} * limits().hidden, thread, threads_, kElementQuantum);
-  if (AwaitDone(sequence, self) && CheckReply(sequence, rows)) {
+  if (AwaitDone(sequence, self) && CheckReply(sequence, self)) {
     const float* results = view_.results(sequence);
     collection.gather == Gather::kStore ? StoreRows(results, share, collection.out)
                                         : AddRows(results, share, collection.out);
@@ -222,11 +223,10 @@ bool ShmExpertLink::AwaitDone(uint64_t sequence, const PerThread& self) {
   const shm::Doorbell bell = shm::DoneBell(view_.pair(self.pairs[0]));
   if (!broken() && bell.Read() >= sequence) return true;
   const shm::ControlPage* control = view_.control();
-  int64_t now_ns = shm::NowNs();
-  const int64_t spin_until_ns = now_ns + spin_ns_;
-  int64_t progress_ns = now_ns;
-  uint64_t ticks = shm::LoadAcquire(control->expert_ticks.value);
-  while (true) {
+  const int64_t start_ns = shm::NowNs();
+  int64_t progress_ns = start_ns;
+  uint64_t ticks = 0;
+  for (int64_t now_ns = start_ns;; now_ns = shm::NowNs()) {
     if (broken()) return false;
     const uint64_t done = bell.Read();
     if (done >= sequence) return true;
@@ -234,42 +234,40 @@ bool ShmExpertLink::AwaitDone(uint64_t sequence, const PerThread& self) {
       Break(LinkError::kAborted);
       return false;
     }
-    now_ns = shm::NowNs();
-    const uint64_t now_ticks = shm::LoadAcquire(control->expert_ticks.value);
-    if (now_ticks != ticks) {
-      ticks = now_ticks;
-      progress_ns = now_ns;
-    } else if (now_ns - progress_ns > deadline_ns_) {
-      Break(LinkError::kTimeout);
-      return false;
+    // The worker's ticks are looked at only after a first spin in vain: the line is busy on its
+    // side.
+    if (now_ns != start_ns) {
+      const uint64_t now_ticks = shm::LoadAcquire(control->expert_ticks.value);
+      if (now_ticks != ticks) {
+        ticks = now_ticks;
+        progress_ns = now_ns;
+      } else if (now_ns - progress_ns > deadline_ns_) {
+        Break(LinkError::kTimeout);
+        return false;
+      }
     }
-    if (now_ns < spin_until_ns) {
+    if (now_ns - start_ns < spin_ns_) {
       shm::SpinUntil({.spin_ns = kSpinChunkNs, .yield = false},
                      [&] { return bell.Read() >= sequence; });
-      shm::YieldCpu();  // rarely enough to cost nothing where the core is ours
+      if (bell.Read() < sequence) shm::YieldCpu();  // costs nothing where the core is ours
     } else {
       bell.Sleep(done, kSliceNs);
     }
   }
 }
 
-bool ShmExpertLink::CheckReply(uint64_t sequence, uint32_t rows) {
-  const shm::SlotReply reply = shm::CopyOnce(*view_.reply(sequence));
-  if (reply.sequence != sequence || reply.epoch != epoch_) {
+bool ShmExpertLink::CheckReply(uint64_t sequence, const PerThread& self) {
+  const uint16_t reply =
+      shm::LoadReply(view_.pair(self.pairs[0])->done_seq, view_.slot_index(sequence));
+  if (reply == shm::MakeReply(sequence, 0)) return true;
+  const uint32_t code = reply & 0xFF;
+  if (reply != shm::MakeReply(sequence, code)) {
     Break(LinkError::kBadReply);
     return false;
   }
-  if (reply.code != static_cast<uint32_t>(shm::RefuseCode::kAccepted)) {
-    const bool known = reply.code < static_cast<uint32_t>(shm::RefuseCode::kUnknown);
-    errors_.SetRefused(known ? static_cast<shm::RefuseCode>(reply.code)
-                             : shm::RefuseCode::kUnknown);
-    return false;
-  }
-  if (reply.rows != rows) {
-    Break(LinkError::kBadReply);
-    return false;
-  }
-  return true;
+  const bool known = code < static_cast<uint32_t>(shm::RefuseCode::kUnknown);
+  errors_.SetRefused(known ? static_cast<shm::RefuseCode>(code) : shm::RefuseCode::kUnknown);
+  return false;
 }
 
 }  // namespace

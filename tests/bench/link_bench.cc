@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -236,8 +237,10 @@ void BM_PlainSpinTwoCpus(benchmark::State& state) {
   ping = 0;
   pong = 0;
   constexpr uint64_t kStop = ~uint64_t{0};
+  std::atomic<bool> ready{false};
   std::thread partner([&] {
     Pin(cpus[1]);
+    ready = true;
     for (uint64_t seen = 0; seen != kStop;) {
       const uint64_t now = ping.load(std::memory_order_acquire);
       if (now != seen)
@@ -246,6 +249,7 @@ void BM_PlainSpinTwoCpus(benchmark::State& state) {
         shm::CpuRelax();
     }
   });
+  while (!ready) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   Pin(cpus[0]);
   Quantiles quantiles;
   uint64_t round = 0;

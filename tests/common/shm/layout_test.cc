@@ -42,7 +42,7 @@ TEST(Layout, PartsAreAlignedAndDoNotOverlap) {
     ASSERT_TRUE(layout.ok()) << layout.status();
     const uint64_t elements = uint64_t{limits.max_rows} * limits.hidden;
     const uint64_t picks = uint64_t{limits.max_rows} * limits.top_k;
-    EXPECT_GE(layout->x_offset, layout->reply_offset + sizeof(SlotReply));
+    EXPECT_GE(layout->x_offset, sizeof(SlotHeader));
     EXPECT_GE(layout->ids_offset, layout->x_offset + elements * RowTypeBytes(limits.row_type));
     EXPECT_GE(layout->weights_offset, layout->ids_offset + picks * 2);
     EXPECT_GE(layout->deferred_offset, layout->weights_offset + picks * 4);

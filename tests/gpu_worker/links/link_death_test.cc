@@ -36,13 +36,14 @@ struct Load {
   int mismatches = 0;
 };
 
-// Steps until one fails.
-Load RunUntilFailure(gpu::ExpertLink* link) {
+// Steps until one fails; `good_steps` counts along for other threads.
+Load RunUntilFailure(gpu::ExpertLink* link, std::atomic<int>* good_steps = nullptr) {
   Load load;
   for (uint64_t step = 1; load.status.ok(); ++step) {
     load.status =
         RunStep(link, {.step = step, .layers = 8, .rows_of_lane = {9, 4}}, step, &load.mismatches);
     if (load.status.ok()) ++load.good_steps;
+    if (good_steps != nullptr) good_steps->store(load.good_steps);
   }
   return load;
 }
@@ -111,12 +112,13 @@ TEST_P(LinkDeath, StoppedExpertWorkerFailsTheStepWithinTwoSecondsAndIsUsableAfte
   auto link = AttachTo(&worker, threads());
   ASSERT_NE(link, nullptr);
   steady_clock::time_point stopped;
+  std::atomic<int> good_steps{0};
   std::thread stopper([&] {
-    std::this_thread::sleep_for(milliseconds(20));
+    EXPECT_TRUE(Eventually([&] { return good_steps.load() > 0; }, 30));
     stopped = steady_clock::now();
     worker.Signal(SIGSTOP);
   });
-  const Load load = RunUntilFailure(link.get());
+  const Load load = RunUntilFailure(link.get(), &good_steps);
   const auto failed = steady_clock::now();
   stopper.join();
   EXPECT_EQ(load.status.code(), absl::StatusCode::kUnavailable) << load.status;

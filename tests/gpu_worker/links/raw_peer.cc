@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<RawGpuPeer>> RawGpuPeer::Attach(const shm::LinkTi
   return peer;
 }
 
-std::optional<shm::SlotReply> RawGpuPeer::Submit(uint64_t sequence, int ms) {
+std::optional<uint32_t> RawGpuPeer::Submit(uint64_t sequence, int ms) {
   for (uint32_t i = 0; i < pairs_; ++i) shm::SubmitBell(view().pair(i)).Ring(sequence);
   const shm::Doorbell done = shm::DoneBell(view().pair(0));
   const int64_t end_ns = shm::NowNs() + int64_t{ms} * 1'000'000;
@@ -53,7 +53,9 @@ std::optional<shm::SlotReply> RawGpuPeer::Submit(uint64_t sequence, int ms) {
     if (shm::NowNs() > end_ns || aborted()) return std::nullopt;
     done.Sleep(done.Read(), 1'000'000);
   }
-  return shm::CopyOnce(*view().reply(sequence));
+  const uint16_t reply = shm::LoadReply(view().pair(0)->done_seq, view().slot_index(sequence));
+  if (reply != shm::MakeReply(sequence, reply & 0xFF)) return std::nullopt;
+  return reply & 0xFF;
 }
 
 }  // namespace tandem::testing

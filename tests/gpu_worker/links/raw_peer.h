@@ -27,7 +27,8 @@ class RawGpuPeer {
   const shm::SegmentView& view() const { return segment_.view(); }
   uint64_t epoch() const { return epoch_; }
   // Rings all pairs with `sequence` and waits for the answer; nullopt when none comes within ms.
-  std::optional<shm::SlotReply> Submit(uint64_t sequence, int ms);
+  // The answer is the RefuseCode.
+  std::optional<uint32_t> Submit(uint64_t sequence, int ms);
   bool aborted() const { return shm::LoadAcquire(view().control()->abort.value) != 0; }
 
  private:

@@ -48,6 +48,7 @@ ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<in
   list.Add("shares", absl::StrJoin(shares, ","));
   list.Add("cpus", FormatCpuList(cpus));
   list.Add("max-isa", options.max_isa);
+  list.Add("huge-pages", options.huge_pages);
   list.Add("metrics-port", MetricsPort(options, 2 + index));
   list.Add("log-level", options.log_level);
   ProcessSpec spec;
@@ -57,13 +58,15 @@ ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<in
   return spec;
 }
 
-ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan) {
+ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan,
+                      const std::vector<int>& shares) {
   const ServeOptions& options = in.options;
   ArgumentList list(in.program_dir + "/tandem-gpu-worker");
   list.Add("listen", plan.gpu_address);
   list.Add("link", options.link);
   if (!plan.expert_addresses.empty()) {
     list.Add("expert-workers", absl::StrJoin(plan.expert_addresses, ","));
+    list.Add("expert-shares", absl::StrJoin(shares, ","));
     list.Add("placement", "co-located");
   }
   list.Add("cpus", FormatCpuList(Limit(in.topology.allowed_cpus, options.threads)));
@@ -148,7 +151,7 @@ absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
   }
   plan.gpu_address = absl::StrCat("unix:", inputs.run_dir, "/gpu.sock");
   plan.ports_file = inputs.run_dir + "/ports.json";
-  plan.gpu_worker = GpuWorker(inputs, plan);
+  plan.gpu_worker = GpuWorker(inputs, plan, workers > 0 ? *shares : std::vector<int>());
   plan.gateway = Gateway(inputs, plan);
   return plan;
 }

@@ -48,10 +48,7 @@ std::unique_ptr<ChatTemplate> SharedTemplate(const std::string& name,
   TokenizerConfig config;
   config.chat_templates["default"] = tandem::testing::ReadWholeFile(*path);
   for (const auto& [key, value] : special_tokens.items()) config.special_tokens[key] = value;
-  ChatTemplateOptions options;
-  options.render_limit = std::chrono::seconds(30);  // other tests share the machine
-  options.start_limit = std::chrono::seconds(60);
-  auto chat = ChatTemplate::Create(config, added_tokens, options);
+  auto chat = ChatTemplate::Create(config, added_tokens, testing::PatientOptions());
   EXPECT_TRUE(chat.ok()) << chat.status();
   return chat.ok() ? std::move(*chat) : nullptr;
 }
@@ -149,7 +146,8 @@ TEST(CT_5, ToJsonWritesWhatTransformersWrites) { RunChatTrials("tojson/"); }
 TEST(TK_6, MessagesCannotForgeControlTokens) {
   const Tokenizer* tokenizer = SharedTokenizer("data/tokenizers/qwen3");
   if (tokenizer == nullptr) GTEST_SKIP() << "no data/tokenizers/qwen3";
-  auto chat = ChatTemplate::Create(tokenizer->config(), tokenizer->added_tokens(), {});
+  auto chat = ChatTemplate::Create(tokenizer->config(), tokenizer->added_tokens(),
+                                   testing::PatientOptions());
   ASSERT_TRUE(chat.ok()) << chat.status();
   const auto count_turns = [&](const ordered_json& content, bool parse) {
     ChatRequest request;

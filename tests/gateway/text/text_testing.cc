@@ -29,6 +29,14 @@ const Tokenizer* SharedTokenizer(const std::string& relative) {
   return tokenizer.get();
 }
 
+ChatTemplateOptions PatientOptions() {
+  ChatTemplateOptions options;
+  options.render_limit = std::chrono::minutes(1);
+  options.start_limit = std::chrono::minutes(2);
+  options.wait_limit = std::chrono::minutes(2);
+  return options;
+}
+
 std::string ByteSpelling(int byte) {
   int code = byte;
   const auto printable = [](int b) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "gateway/text/chat_template.h"
 #include "gateway/text/tokenizer.h"
 
 namespace tandem::gateway::testing {
@@ -26,6 +27,9 @@ const Tokenizer* SharedTokenizer(const std::string& relative);
 // byte alphabet), split by `pre_tokenizer`.
 nlohmann::ordered_json SmallTokenizerJson(
     const std::vector<std::pair<std::string, std::string>>& merges);
+
+// Limits that a busy test machine does not reach.
+ChatTemplateOptions PatientOptions();
 
 // The printable character that stands for a byte in vocabularies.
 std::string ByteSpelling(int byte);

@@ -1,14 +1,14 @@
 #pragma once
 
 // The seam between the model graph and whatever executes it: one op a method, on device memory,
-// ordered by stream, without model knowledge. Written for CUDA graphs: at enqueue time no op reads a
-// value that changes between steps. Row counts, positions, ids and block tables are device memory;
-// the host passes upper bounds (the bucket) only. The CPU backend executes each op as it is enqueued
-// and its device memory is host memory; graphs, streams and events are no-ops there.
+// ordered by stream, without model knowledge. Written for CUDA graphs: at enqueue time no op reads
+// a value that changes between steps. Row counts, positions, ids and block tables are device
+// memory; the host passes upper bounds (the bucket) only. The CPU backend executes each op as it is
+// enqueued and its device memory is host memory; graphs, streams and events are no-ops there.
 //
-// Thread safety: one thread enqueues. Shapes are row-major; `ld` is the distance in elements between
-// rows. All activations are F32. Every op is row-independent and sums in an order fixed by the op, so
-// a row's result does not depend on the other rows of its step.
+// Thread safety: one thread enqueues. Shapes are row-major; `ld` is the distance in elements
+// between rows. All activations are F32. Every op is row-independent and sums in an order fixed by
+// the op, so a row's result does not depend on the other rows of its step.
 
 #include <cstddef>
 #include <cstdint>
@@ -64,9 +64,9 @@ struct ConstMatrix {
 
 // Where each row of the step stands. All device memory.
 struct RowPlace {
-  const int32_t* positions = nullptr;     // [rows]
-  const int32_t* sequence = nullptr;      // [rows]: row of `block_table`
-  const int32_t* block_table = nullptr;   // [sequences, blocks_per_sequence]
+  const int32_t* positions = nullptr;    // [rows]
+  const int32_t* sequence = nullptr;     // [rows]: row of `block_table`
+  const int32_t* block_table = nullptr;  // [sequences, blocks_per_sequence]
   int blocks_per_sequence = 0;
   int block_tokens = 0;
 };
@@ -89,8 +89,8 @@ struct EmbedArgs {
   Matrix out;
 };
 
-// Normalizes `groups` consecutive vectors of `width` in every row: y = w * x / sqrt(mean(x^2) + eps).
-// In place when out == x. `weight` [width] is shared by the groups.
+// Normalizes `groups` consecutive vectors of `width` in every row: y = w * x / sqrt(mean(x^2) +
+// eps). In place when out == x. `weight` [width] is shared by the groups.
 struct RmsNormArgs {
   Rows rows;
   ConstMatrix x;
@@ -110,7 +110,8 @@ struct LinearArgs {
   Matrix y;
 };
 
-// For each head h: y[r, h * n ...] = W_h x[r, h * x_head_stride ...]; `weights` has one [n, k] a head.
+// For each head h: y[r, h * n ...] = W_h x[r, h * x_head_stride ...]; `weights` has one [n, k] a
+// head.
 struct HeadLinearArgs {
   Rows rows;
   const std::unique_ptr<LinearWeight>* weights = nullptr;
@@ -198,9 +199,9 @@ struct AddArgs {
   int64_t width = 0;
 };
 
-// Chooses experts from router logits (notes/models.md 1.4). Ties go to the lowest index. `ids` come in
-// descending order of selection score; a row whose logits are not finite gets the sentinel 0xFFFF in
-// all places and weights 0.
+// Chooses experts from router logits (notes/models.md 1.4). Ties go to the lowest index. `ids` come
+// in descending order of selection score; a row whose logits are not finite gets the sentinel
+// 0xFFFF in all places and weights 0.
 struct RouterArgs {
   Rows rows;
   ConstMatrix logits;  // [rows, experts]
@@ -239,7 +240,7 @@ struct ExpertWaitArgs {
 };
 
 struct GatherRowsArgs {
-  Rows rows;                         // of the output
+  Rows rows;  // of the output
   ConstMatrix x;
   const int32_t* indices = nullptr;  // [rows]: source rows
   Matrix out;
@@ -256,12 +257,12 @@ struct SampleParams {
   float frequency_penalty = 0;
   float repetition_penalty = 1;
   uint64_t seed = 0;
-  int64_t position = 0;           // keys the random draw, with the seed
-  int32_t bias_begin = 0;         // logit_bias entries [bias_begin, bias_end) of SampleArgs
+  int64_t position = 0;    // keys the random draw, with the seed
+  int32_t bias_begin = 0;  // logit_bias entries [bias_begin, bias_end) of SampleArgs
   int32_t bias_end = 0;
-  int32_t counts_row = -1;        // row of SampleArgs::token_counts, or -1: no penalties
+  int32_t counts_row = -1;         // row of SampleArgs::token_counts, or -1: no penalties
   const uint32_t* mask = nullptr;  // one bit a token, or null
-  int32_t banned_begin = 0;       // tokens masked out (stop ids before min_tokens)
+  int32_t banned_begin = 0;        // tokens masked out (stop ids before min_tokens)
   int32_t banned_end = 0;
 };
 
@@ -271,7 +272,7 @@ struct SampleArgs {
   Rows rows;
   Matrix logits;  // [rows, vocab]; changed in place
   int64_t vocab = 0;
-  const SampleParams* params = nullptr;   // [rows]
+  const SampleParams* params = nullptr;  // [rows]
   const int32_t* bias_ids = nullptr;
   const float* bias_values = nullptr;
   const int32_t* banned_ids = nullptr;

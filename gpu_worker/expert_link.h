@@ -8,7 +8,8 @@
 // scalar: it is read when the op executes, never at enqueue.
 //
 // Order: at most one submission of a lane is outstanding (Submit, then Wait, with the same lane and
-// layer); lanes may interleave: Submit A, Submit B, Wait A, Wait B.
+// layer); lanes may interleave: Submit A, Submit B, Wait A, Wait B. Every Submit is followed by its
+// Wait, in a failed step too.
 //
 // Errors: Submit and Wait make no Status and never block without bound. The first error of a step
 // sticks and EndStep reports it; what Wait stores for a failed submission is zeros. A link whose
@@ -87,6 +88,9 @@ class ExpertLink {
   virtual LinkError error() const = 0;
   // True once the link can never work again. Any thread.
   virtual bool broken() const = 0;
+  // Grows while the experts compute, where the link can tell (heartbeats of long steps). Any
+  // thread.
+  virtual uint64_t ticks() const { return 0; }
 };
 
 }  // namespace tandem::gpu

@@ -10,6 +10,7 @@
 #include "common/shm/unique_fd.h"
 #include "expert_worker/engine/expert_source.h"
 #include "expert_worker/engine/segments.h"
+#include "gpu_worker/link_limits.h"
 #include "gpu_worker/links/expert_link_set.h"
 #include "gpu_worker/links/inprocess_expert_link.h"
 
@@ -39,16 +40,6 @@ absl::StatusOr<expert::StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, co
 }
 
 }  // namespace
-
-shm::BatchLimits LinkLimits(const ModelSpec& spec, int max_rows, shm::RowType row_type) {
-  return {.max_rows = static_cast<uint32_t>(max_rows),
-          .hidden = static_cast<uint32_t>(spec.hidden),
-          .top_k = static_cast<uint32_t>(spec.moe.top_k),
-          .num_experts = static_cast<uint32_t>(spec.moe.experts),
-          .num_layers = static_cast<uint32_t>(spec.layers.size()),
-          .lanes = 1,
-          .row_type = row_type};
-}
 
 absl::StatusOr<InProcessExperts::Engine> InProcessExperts::MakeEngine(
     const Checkpoint& checkpoint, const ModelSpec& spec, const InProcessExpertsOptions& options,

@@ -28,9 +28,6 @@ struct InProcessExpertsOptions {
   shm::RowType row_type = shm::RowType::kBf16;
 };
 
-// What a link for a model must be able to carry.
-shm::BatchLimits LinkLimits(const ModelSpec& spec, int max_rows, shm::RowType row_type);
-
 class InProcessExperts {
  public:
   // REQUIRES: the model has routed experts.

@@ -15,11 +15,6 @@ CacheWidths CacheWidthsOf(const AttentionSpec& attention) {
   return {.k = width, .v = width};
 }
 
-uint64_t KvBytesPerToken(const ModelSpec& spec, DType dtype) {
-  const CacheWidths widths = CacheWidthsOf(spec.attention);
-  return static_cast<uint64_t>(widths.k + widths.v) * DTypeBytes(dtype) * spec.layers.size();
-}
-
 absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const ModelSpec& spec,
                                         const KvCacheOptions& options) {
   if (options.block_tokens <= 0 || options.tokens <= 0) {

@@ -29,9 +29,6 @@ struct CacheWidths {
 };
 CacheWidths CacheWidthsOf(const AttentionSpec& attention);
 
-// Bytes of one token in all layers.
-uint64_t KvBytesPerToken(const ModelSpec& spec, DType dtype);
-
 class KvCache {
  public:
   static absl::StatusOr<KvCache> Create(Backend& backend, const ModelSpec& spec,

@@ -40,7 +40,7 @@ absl::Status ReadTransposed(const DecodedMatrix& matrix, Range block, int64_t be
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
-         const std::function<void(uint64_t)>& progress)
+         const std::function<absl::Status(uint64_t)>& progress)
       : checkpoint_(checkpoint), spec_(spec), backend_(backend), progress_(progress) {}
 
   absl::StatusOr<ModelWeights> Load();
@@ -60,15 +60,15 @@ class Loader {
   absl::Status Embedding(TensorView& out);
   absl::Status Head(LinearLayer& out);
   absl::StatusOr<const float*> Upload(std::span<const float> values);
-  void Count(uint64_t bytes) {
+  absl::Status Count(uint64_t bytes) {
     loaded_ += bytes;
-    if (progress_) progress_(loaded_);
+    return progress_ ? progress_(loaded_) : absl::OkStatus();
   }
 
   const Checkpoint& checkpoint_;
   const ModelSpec& spec_;
   Backend& backend_;
-  const std::function<void(uint64_t)>& progress_;
+  const std::function<absl::Status(uint64_t)>& progress_;
   uint64_t loaded_ = 0;
 };
 
@@ -85,8 +85,7 @@ absl::Status Loader::Vector(const std::string& name, int64_t size, const float*&
   std::vector<float> values(static_cast<size_t>(size));
   RETURN_IF_ERROR(checkpoint_.ReadF32(name, values));
   ASSIGN_OR_RETURN(out, Upload(values));
-  Count(values.size() * DTypeBytes(checkpoint_.Find(name)->view.dtype));
-  return absl::OkStatus();
+  return Count(values.size() * DTypeBytes(checkpoint_.Find(name)->view.dtype));
 }
 
 absl::Status Loader::Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out) {
@@ -98,7 +97,7 @@ absl::Status Loader::Linear(const LinearNames& names, int64_t n, int64_t k, Line
           {.n = n, .k = k, .dtype = dtype, .read = [&](int64_t begin, int64_t end, void* to) {
              return ReadRectangle(matrix, dtype, {begin, end}, {0, k}, to);
            }}));
-  Count(matrix.stored_bytes());
+  RETURN_IF_ERROR(Count(matrix.stored_bytes()));
   if (names.bias.empty()) return absl::OkStatus();
   return Vector(names.bias, n, out.bias);
 }
@@ -153,8 +152,7 @@ absl::Status Loader::KvB(const AttentionNames& names, AttentionWeights& out) {
         out.v_heads.emplace_back(),
         backend_.LoadLinear({.n = a.v_dim, .k = a.kv_lora_rank, .dtype = dtype, .read = read_v}));
   }
-  Count(matrix.stored_bytes());
-  return absl::OkStatus();
+  return Count(matrix.stored_bytes());
 }
 
 absl::Status Loader::Mlp(const MlpNames& names, int64_t intermediate, MlpWeights& out) {
@@ -200,8 +198,7 @@ absl::Status Loader::Embedding(TensorView& out) {
     RETURN_IF_ERROR(backend_.Synchronize());
   }
   out = {.data = memory, .dtype = dtype, .rank = 2, .shape = {spec_.vocab, spec_.hidden}};
-  Count(matrix.stored_bytes());
-  return absl::OkStatus();
+  return Count(matrix.stored_bytes());
 }
 
 absl::Status Loader::Head(LinearLayer& out) {
@@ -235,9 +232,9 @@ uint64_t DenseBytes(const Checkpoint& checkpoint, const ModelSpec& spec) {
   return bytes;
 }
 
-absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                              Backend& backend,
-                                              const std::function<void(uint64_t)>& progress) {
+absl::StatusOr<ModelWeights> LoadModelWeights(
+    const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
+    const std::function<absl::Status(uint64_t)>& progress) {
   return Loader(checkpoint, spec, backend, progress).Load();
 }
 

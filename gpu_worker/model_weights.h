@@ -65,9 +65,10 @@ struct ModelWeights {
 // Bytes in the checkpoint of all tensors that LoadModelWeights reads.
 uint64_t DenseBytes(const Checkpoint& checkpoint, const ModelSpec& spec);
 
-// `progress` is called after each tensor with the checkpoint bytes read so far, in this thread.
-absl::StatusOr<ModelWeights> LoadModelWeights(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                              Backend& backend,
-                                              const std::function<void(uint64_t)>& progress);
+// `progress` is called after each tensor with the checkpoint bytes read so far, in this thread; its
+// error ends the load.
+absl::StatusOr<ModelWeights> LoadModelWeights(
+    const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
+    const std::function<absl::Status(uint64_t)>& progress);
 
 }  // namespace tandem::gpu

@@ -21,7 +21,6 @@ namespace tandem::gpu {
 // Bounds of the protocol, so that buffers have a size and a broken gateway cannot make us grow.
 inline constexpr int kMaxLogitBias = 1024;  // entries a sequence
 inline constexpr int kMaxStopIds = 256;     // entries a sequence
-inline constexpr int kMaxLogprobs = 20;     // top entries a position
 
 struct SequenceLimits {
   int max_sequences = 0;
@@ -30,6 +29,7 @@ struct SequenceLimits {
   int vocab = 0;
   int block_tokens = 0;
   int block_count = 0;
+  int max_logprobs = 20;  // top entries a position
 
   int BlocksFor(int64_t tokens) const {
     return static_cast<int>((tokens + block_tokens - 1) / block_tokens);

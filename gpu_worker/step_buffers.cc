@@ -1,14 +1,18 @@
 #include "gpu_worker/step_buffers.h"
 
+#include <algorithm>
+
 namespace tandem::gpu {
 
-absl::Status LogprobBuffers::Create(Backend& backend, size_t rows) {
+absl::Status LogprobBuffers::Create(Backend& backend, size_t rows, int max_logprobs) {
+  max_top = std::max(max_logprobs, 1);
+  const size_t entries = rows * static_cast<size_t>(max_top);
   RETURN_IF_ERROR(targets.Create(backend, rows));
   RETURN_IF_ERROR(top.Create(backend, rows));
   RETURN_IF_ERROR(logprobs.Create(backend, rows));
   RETURN_IF_ERROR(ranks.Create(backend, rows));
-  RETURN_IF_ERROR(top_ids.Create(backend, rows * kMaxLogprobs));
-  return top_logprobs.Create(backend, rows * kMaxLogprobs);
+  RETURN_IF_ERROR(top_ids.Create(backend, entries));
+  return top_logprobs.Create(backend, entries);
 }
 
 LogprobsArgs LogprobBuffers::Args(Rows rows, ConstMatrix logits, int64_t vocab,
@@ -18,18 +22,18 @@ LogprobsArgs LogprobBuffers::Args(Rows rows, ConstMatrix logits, int64_t vocab,
           .vocab = vocab,
           .targets = targets.device() + first_row,
           .top = top.device() + first_row,
-          .max_top = kMaxLogprobs,
+          .max_top = max_top,
           .target_logprobs = logprobs.device() + first_row,
           .target_ranks = ranks.device() + first_row,
-          .top_ids = top_ids.device() + first_row * kMaxLogprobs,
-          .top_logprobs = top_logprobs.device() + first_row * kMaxLogprobs};
+          .top_ids = top_ids.device() + first_row * static_cast<size_t>(max_top),
+          .top_logprobs = top_logprobs.device() + first_row * static_cast<size_t>(max_top)};
 }
 
 void LogprobBuffers::Download(Backend& backend, size_t count) {
   logprobs.Download(backend, count);
   ranks.Download(backend, count);
-  top_ids.Download(backend, count * kMaxLogprobs);
-  top_logprobs.Download(backend, count * kMaxLogprobs);
+  top_ids.Download(backend, count * static_cast<size_t>(max_top));
+  top_logprobs.Download(backend, count * static_cast<size_t>(max_top));
 }
 
 absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits, int head_rows) {
@@ -48,11 +52,11 @@ absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits,
   RETURN_IF_ERROR(bias_values.Create(backend, sequences * kMaxLogitBias));
   RETURN_IF_ERROR(banned_ids.Create(backend, sequences * kMaxStopIds));
   RETURN_IF_ERROR(tokens.Create(backend, sequences));
-  RETURN_IF_ERROR(sampled.Create(backend, sequences));
+  RETURN_IF_ERROR(sampled.Create(backend, sequences, limits.max_logprobs));
   const auto chunk = static_cast<size_t>(head_rows);
   RETURN_IF_ERROR(prompt_counts.Create(backend, (rows + chunk - 1) / chunk));
   RETURN_IF_ERROR(prompt_rows.Create(backend, rows));
-  RETURN_IF_ERROR(prompt.Create(backend, rows));
+  RETURN_IF_ERROR(prompt.Create(backend, rows, limits.max_logprobs));
   RETURN_IF_ERROR(copy_source.Create(backend, kCopiesAtOnce));
   return copy_target.Create(backend, kCopiesAtOnce);
 }

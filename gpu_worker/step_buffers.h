@@ -45,7 +45,7 @@ class StagedArray {
 
 // Log-probabilities of some rows: what to report, and the report.
 struct LogprobBuffers {
-  absl::Status Create(Backend& backend, size_t rows);
+  absl::Status Create(Backend& backend, size_t rows, int max_logprobs);
   LogprobsArgs Args(Rows rows, ConstMatrix logits, int64_t vocab, size_t first_row) const;
   void Download(Backend& backend, size_t count);
 
@@ -53,8 +53,9 @@ struct LogprobBuffers {
   StagedArray<int32_t> top;      // [rows]
   StagedArray<float> logprobs;   // [rows]
   StagedArray<int32_t> ranks;    // [rows]
-  StagedArray<int32_t> top_ids;  // [rows, kMaxLogprobs]
+  StagedArray<int32_t> top_ids;  // [rows, max_top]
   StagedArray<float> top_logprobs;
+  int max_top = 0;
 };
 
 struct StepBuffers {

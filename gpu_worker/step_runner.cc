@@ -27,7 +27,7 @@ void FillLogprobs(const LogprobBuffers& buffers, size_t row, int32_t token, Toke
   out.set_logprob(buffers.logprobs[row]);
   out.set_rank(static_cast<uint32_t>(buffers.ranks[row]));
   for (int32_t i = 0; i < buffers.top[row]; ++i) {
-    const size_t entry = row * kMaxLogprobs + static_cast<size_t>(i);
+    const size_t entry = row * static_cast<size_t>(buffers.max_top) + static_cast<size_t>(i);
     if (buffers.top_ids[entry] < 0) break;  // the vocabulary is smaller than what was asked for
     out.add_top_ids(static_cast<uint32_t>(buffers.top_ids[entry]));
     out.add_top_logprobs(buffers.top_logprobs[entry]);
@@ -46,7 +46,8 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Backend& backend,
                               .max_step_rows = options.max_step_rows,
                               .vocab = spec.vocab,
                               .block_tokens = cache.block_tokens(),
-                              .block_count = cache.block_count()};
+                              .block_count = cache.block_count(),
+                              .max_logprobs = options.max_logprobs};
   if (limits.max_sequences > limits.max_step_rows) {
     return absl::InvalidArgumentError("max_sequences is above max_step_rows");
   }

@@ -38,6 +38,7 @@ struct StepRunnerOptions {
   int max_step_rows = 0;
   int max_sequences = 0;
   int max_context = 0;
+  int max_logprobs = 20;
 };
 
 class StepRunner {
@@ -50,6 +51,7 @@ class StepRunner {
   // Null: steps with routed experts are UNAVAILABLE.
   void set_link(ExpertLink* link) { link_ = link; }
   void set_epoch(uint64_t epoch) { epoch_ = epoch; }
+  uint64_t epoch() const { return epoch_; }
   void set_tap(DecoderTap* tap) { decoder_->set_tap(tap); }
 
   // `result` is overwritten; what it holds is reused.

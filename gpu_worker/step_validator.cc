@@ -100,8 +100,8 @@ absl::Status StepValidator::CheckStart(const SequenceStart& start) const {
       return Invalid(id, "penalty ids are too many or outside the vocabulary");
     }
   }
-  if (start.prompt_logprobs() < -1 || start.prompt_logprobs() > kMaxLogprobs) {
-    return Invalid(id, absl::StrCat("prompt_logprobs must be in [-1, ", kMaxLogprobs, "]"));
+  if (start.prompt_logprobs() < -1 || start.prompt_logprobs() > limits_.max_logprobs) {
+    return Invalid(id, absl::StrCat("prompt_logprobs must be in [-1, ", limits_.max_logprobs, "]"));
   }
   return absl::OkStatus();
 }
@@ -121,8 +121,8 @@ absl::Status StepValidator::CheckSampling(const SequenceStart& start) const {
   if (!std::isfinite(s.presence_penalty()) || !std::isfinite(s.frequency_penalty())) {
     return Invalid(id, "penalties must be numbers");
   }
-  if (s.top_logprobs() < -1 || s.top_logprobs() > kMaxLogprobs) {
-    return Invalid(id, absl::StrCat("top_logprobs must be in [-1, ", kMaxLogprobs, "]"));
+  if (s.top_logprobs() < -1 || s.top_logprobs() > limits_.max_logprobs) {
+    return Invalid(id, absl::StrCat("top_logprobs must be in [-1, ", limits_.max_logprobs, "]"));
   }
   if (s.logit_bias_size() > kMaxLogitBias) {
     return Invalid(

@@ -207,6 +207,7 @@ void ShmExpertLink::Wait(const Collection& collection, int thread, int threads) 
   static_cast<void>(threads);
   const PerThread& self = per_thread_[static_cast<size_t>(thread)];
   const uint64_t sequence = self.lane_sequence[collection.lane];
+  TANDEM_DCHECK(sequence > 0);  // Submit comes first
   const uint32_t rows = BoundRows(collection.rows, collection.max_rows, &errors_);
   const Span share = ShareOf(uint64_t{rows} * limits().hidden, thread, threads_, kElementQuantum);
   if (AwaitDone(sequence, self) && CheckReply(sequence, self)) {

@@ -1,0 +1,249 @@
+#include "gpu_worker/loaded_model.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "common/model/host_memory.h"
+#include "common/model/memory_plan.h"
+#include "common/model/model_loader.h"
+#include "common/model/model_tensors.h"
+#include "gpu_worker/link_limits.h"
+
+namespace tandem::gpu {
+namespace {
+
+// Unless told otherwise the KV cache takes at most this part of what is free.
+constexpr uint64_t kKvCacheDivisor = 4;
+
+DType CacheType(const WorkerOptions& options) {
+  return options.parity ? DType::kF32 : DType::kBF16;
+}
+
+int ContextOf(const ModelSpec& spec, const WorkerOptions& options) {
+  return options.max_context > 0 ? std::min(options.max_context, spec.max_context)
+                                 : spec.max_context;
+}
+
+absl::StatusOr<int64_t> CacheTokens(const ModelSpec& spec, const WorkerOptions& options) {
+  if (options.kv_cache_tokens > 0) return options.kv_cache_tokens;
+  ASSIGN_OR_RETURN(const HostMemory host, ReadHostMemory());
+  const uint64_t token_bytes = std::max<uint64_t>(1, KvBytesPerToken(spec, CacheType(options)));
+  const auto affordable =
+      static_cast<int64_t>(host.available_bytes / kKvCacheDivisor / token_bytes);
+  const int64_t usable = int64_t{ContextOf(spec, options)} * options.max_sequences;
+  const int64_t tokens = std::min(affordable, usable);
+  if (tokens < options.block_tokens) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a KV cache: a quarter of the free ",
+                     FormatBytes(host.available_bytes), " holds ", tokens, " tokens"));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+LoadProgress::Snapshot LoadProgress::Read() const {
+  Snapshot snapshot{.phase = phase_.load(std::memory_order_relaxed),
+                    .loaded_bytes = dense_.load(std::memory_order_relaxed) +
+                                    engine_.loaded_bytes.load(std::memory_order_relaxed),
+                    .total_bytes = total_.load(std::memory_order_relaxed) +
+                                   engine_.total_bytes.load(std::memory_order_relaxed)};
+  const std::lock_guard lock(mutex_);
+  if (workers_ != nullptr) {
+    snapshot.loaded_bytes += workers_->loaded_bytes();
+    snapshot.total_bytes += workers_->total_bytes();
+  }
+  return snapshot;
+}
+
+void LoadProgress::SetExperts(ExpertWorkers* workers) {
+  const std::lock_guard lock(mutex_);
+  workers_ = workers;
+  if (workers != nullptr && cancelled()) workers->Stop();
+}
+
+void LoadProgress::Cancel() {
+  const std::lock_guard lock(mutex_);
+  engine_.cancel.store(true);
+  if (workers_ != nullptr) workers_->Stop();
+}
+
+void LoadProgress::Reset() {
+  SetPhase("dense");
+  total_.store(0);
+  dense_.store(0);
+  engine_.loaded_bytes.store(0);
+  engine_.total_bytes.store(0);
+}
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Create(const std::string& dir,
+                                                                 const WorkerOptions& options,
+                                                                 LoadProgress& progress) {
+  std::unique_ptr<LoadedModel> model(new LoadedModel());
+  ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(dir));
+  ASSIGN_OR_RETURN(model->spec_, LoadModelSpec(*model->checkpoint_));
+  model->model_hash_ = ModelHash(*model->checkpoint_, model->spec_);
+  progress.AddTotal(DenseBytes(*model->checkpoint_, model->spec_));
+  // Experts load in their own processes meanwhile.
+  absl::Status experts;
+  std::thread loader;
+  const bool has_workers = model->spec_.moe.experts > 0 && !options.inprocess_experts;
+  if (has_workers) {
+    if (options.expert_addresses.empty()) {
+      return absl::FailedPreconditionError(
+          "the model has routed experts: --expert-workers or --link=inprocess is needed");
+    }
+    std::vector<int> cpus = options.cpus;
+    cpus.resize(static_cast<size_t>(options.threads), -1);
+    ExpertWorkersOptions workers;
+    workers.addresses = options.expert_addresses;
+    workers.shares = options.expert_shares;
+    workers.thread_cpus = std::move(cpus);
+    workers.placement = options.placement;
+    model->workers_ = std::make_unique<ExpertWorkers>(workers);
+    progress.SetExperts(model->workers_.get());
+    loader = std::thread([&] { experts = model->workers_->Load(dir); });
+  }
+  absl::Status status = model->LoadDense(options, progress);
+  if (!status.ok() && has_workers) model->workers_->Stop();
+  if (loader.joinable()) {
+    if (status.ok()) progress.SetPhase("experts");
+    loader.join();
+  }
+  if (status.ok()) status = experts;
+  if (status.ok()) status = model->LoadExperts(options, progress);
+  progress.SetExperts(nullptr);
+  RETURN_IF_ERROR(status);
+  progress.SetPhase("warmup");
+  RETURN_IF_ERROR(model->WarmUp());
+  model->FillInfo(options);
+  model->checkpoint_.reset();
+  return model;
+}
+
+LoadedModel::~LoadedModel() { Stop(); }
+
+void LoadedModel::Stop() {
+  if (workers_ != nullptr) workers_->Stop();
+}
+
+absl::Status LoadedModel::LoadDense(const WorkerOptions& options, LoadProgress& progress) {
+  CpuBackendOptions backend;
+  backend.threads = options.threads;
+  backend.cpus = options.cpus;
+  backend.pin_caller = !options.cpus.empty();
+  backend.kernels = options.kernels;
+  backend.max_rows = options.max_step_rows;
+  backend.max_vocab = spec_.vocab;
+  backend.max_experts = spec_.moe.experts;
+  backend_ = std::make_unique<CpuBackend>(backend);
+  ASSIGN_OR_RETURN(weights_, LoadModelWeights(*checkpoint_, spec_, *backend_, [&](uint64_t bytes) {
+                     progress.SetDense(bytes);
+                     return progress.cancelled() ? absl::CancelledError("stopping")
+                                                 : absl::OkStatus();
+                   }));
+  return MakeRunner(options);
+}
+
+absl::Status LoadedModel::MakeRunner(const WorkerOptions& options) {
+  ASSIGN_OR_RETURN(const int64_t tokens, CacheTokens(spec_, options));
+  ASSIGN_OR_RETURN(cache_, KvCache::Create(*backend_, spec_,
+                                           {.block_tokens = options.block_tokens,
+                                            .tokens = tokens,
+                                            .dtype = CacheType(options)}));
+  ASSIGN_OR_RETURN(runner_, StepRunner::Create(*backend_, spec_, weights_, cache_,
+                                               {.max_step_rows = options.max_step_rows,
+                                                .max_sequences = options.max_sequences,
+                                                .max_context = ContextOf(spec_, options),
+                                                .max_logprobs = options.max_logprobs}));
+  runner_->set_epoch(options.epoch);
+  return absl::OkStatus();
+}
+
+absl::Status LoadedModel::LoadExperts(const WorkerOptions& options, LoadProgress& progress) {
+  if (spec_.moe.experts == 0) return absl::OkStatus();
+  const shm::RowType rows = options.parity ? shm::RowType::kF32 : shm::RowType::kBf16;
+  if (workers_ != nullptr) {
+    RETURN_IF_ERROR(workers_->Attach(LinkLimits(spec_, options.max_step_rows, rows), model_hash_));
+    runner_->set_link(workers_->link());
+    return absl::OkStatus();
+  }
+  progress.SetPhase("experts");
+  InProcessExpertsOptions inprocess;
+  inprocess.shares = options.expert_shares;
+  inprocess.kernels = options.kernels;
+  inprocess.threads = options.threads;
+  inprocess.max_rows = options.max_step_rows;
+  inprocess.row_type = rows;
+  ASSIGN_OR_RETURN(inprocess_,
+                   InProcessExperts::Create(*checkpoint_, spec_, inprocess, progress.engine()));
+  runner_->set_link(inprocess_->link());
+  return absl::OkStatus();
+}
+
+// One prefill row and one decode row in block 0: touches every buffer, wakes every thread.
+absl::Status LoadedModel::WarmUp() {
+  worker::v1::Step step;
+  step.set_epoch(runner_->epoch());
+  worker::v1::SequenceStart& start = *step.add_starts();
+  start.set_sequence_id(1);
+  start.mutable_sampling()->set_top_p(1);
+  start.mutable_sampling()->set_repetition_penalty(1);
+  start.mutable_sampling()->set_top_logprobs(-1);
+  start.set_prompt_logprobs(-1);
+  worker::v1::SequenceStep& sequence = *step.add_sequences();
+  sequence.set_sequence_id(1);
+  sequence.mutable_tokens()->add_ids(0);
+  sequence.set_sample(true);
+  sequence.add_block_appends()->add_block_ids(0);
+  worker::v1::StepResult result;
+  for (int i = 0; i < 2; ++i) {
+    Run(step, result);
+    if (result.outcome() != worker::v1::STEP_OUTCOME_OK) {
+      return absl::UnavailableError(absl::StrCat("warm-up step: ", result.error()));
+    }
+    if (result.sequences(0).finish() == worker::v1::WORKER_FINISH_NUMERIC_ERROR) {
+      return absl::DataLossError("warm-up step: the model's numbers are not finite");
+    }
+    step.clear_starts();
+    sequence.set_start_position(1);
+    sequence.set_last_sampled(true);
+    sequence.clear_block_appends();
+  }
+  runner_->Reset();
+  return absl::OkStatus();
+}
+
+void LoadedModel::FillInfo(const WorkerOptions& options) {
+  const SequenceLimits& limits = runner_->limits();
+  info_.set_epoch(options.epoch);
+  info_.set_vocab_size(static_cast<uint32_t>(limits.vocab));
+  info_.set_max_context_tokens(static_cast<uint32_t>(limits.max_context));
+  info_.set_max_step_rows(static_cast<uint32_t>(limits.max_step_rows));
+  info_.set_max_sequences(static_cast<uint32_t>(limits.max_sequences));
+  worker::v1::CacheGroup& group = *info_.add_cache_groups();
+  const int window = spec_.attention.window_tokens;
+  group.set_kind(window > 0 ? worker::v1::CACHE_KIND_WINDOW : worker::v1::CACHE_KIND_FULL);
+  group.set_block_tokens(static_cast<uint32_t>(limits.block_tokens));
+  group.set_block_count(static_cast<uint32_t>(limits.block_count));
+  group.set_window_tokens(static_cast<uint32_t>(window));
+  info_.set_parity(options.parity);
+  info_.set_model_type(spec_.model_type);
+  info_.set_model_hash(model_hash_);
+  info_.set_max_logprobs(static_cast<uint32_t>(limits.max_logprobs));
+}
+
+void LoadedModel::Run(const worker::v1::Step& step, worker::v1::StepResult& result) {
+  if (workers_ != nullptr) workers_->TakeReplacements();
+  runner_->Run(step, result);
+}
+
+uint64_t LoadedModel::progress() const {
+  return runner_->progress() + (workers_ == nullptr ? 0 : workers_->ticks());
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,245 @@
+// tandem-gpu-worker: attention, router, shared experts, head and sampling, in a process of its own.
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <ctime>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/metrics.h"
+#include "common/base/options.h"
+#include "common/base/status.h"
+#include "common/hw/cpu_features.h"
+#include "common/hw/topology.h"
+#include "expert_worker/kernels/select.h"
+#include "gpu_worker/engine.h"
+#include "gpu_worker/gpu_metrics.h"
+#include "gpu_worker/service.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr const char* kServiceName = "tandem.worker.v1.GpuWorkerService";
+// Calls in progress are told to end; a step takes less.
+constexpr std::chrono::seconds kShutdownTimeout{5};
+
+struct Flags {
+  std::string listen = "unix:/tmp/tandem-gpu.sock";
+  std::vector<std::string> expert_workers;
+  std::vector<std::string> expert_shares;
+  std::string link = "shm";
+  std::string placement = "auto";
+  std::string device = "cpu";
+  bool parity = false;
+  std::string cpus;
+  int threads = 0;
+  std::string max_isa = "amx";
+  int max_step_rows = 512;
+  int max_sequences = 16;
+  int max_context = 0;
+  int64_t kv_cache_tokens = 0;
+  int max_logprobs = 20;
+  std::string metrics_host = "127.0.0.1";
+  int metrics_port = -1;
+  std::string log_level = "info";
+};
+
+void AddModelFlags(OptionParser& parser, Flags& flags) {
+  parser.AddFlag("parity", "F32 on the link and in the KV cache, for comparison with references",
+                 &flags.parity);
+  parser.Add("max-step-rows", "Token rows of the largest step", &flags.max_step_rows,
+             {.min = 1, .max = 65536});
+  parser.Add("max-sequences", "Sequences at once", &flags.max_sequences, {.min = 1, .max = 4096});
+  parser.Add("max-context", "Tokens of the longest sequence; 0: the model's", &flags.max_context,
+             {.min = 0, .max = 1 << 24});
+  parser.Add("kv-cache-tokens", "Tokens the KV cache holds; 0: a quarter of the free memory",
+             &flags.kv_cache_tokens, {.min = 0, .max = int64_t{1} << 31});
+  parser.Add("max-logprobs", "Most likely tokens that a request may ask for, a position",
+             &flags.max_logprobs, {.min = 0, .max = 1 << 20});
+}
+
+std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
+  OptionParser parser("tandem-gpu-worker", "Runs all of a model but its routed experts");
+  parser.Add("listen", "gRPC address: unix:PATH or HOST:PORT", &flags.listen);
+  parser.AddList("expert-workers", "gRPC addresses of the expert workers, in order of their shares",
+                 &flags.expert_workers);
+  parser.AddList("expert-shares", "Their relative shares of every expert; empty: equal",
+                 &flags.expert_shares);
+  parser.AddChoice("link", "Where routed experts run: own processes or this one", &flags.link,
+                   {"shm", "inprocess"});
+  parser.AddChoice("placement", "Whether expert workers share these CPUs", &flags.placement,
+                   {"auto", "apart", "co-located"});
+  parser.AddChoice("device", "What executes the graph", &flags.device, {"cpu"});
+  AddModelFlags(parser, flags);
+  parser.Add("cpus", "CPUs to pin to, as 0-3,8; empty: all allowed ones", &flags.cpus);
+  parser.Add("threads", "Threads; 0: one a CPU", &flags.threads, {.min = 0, .max = 512});
+  parser.AddChoice("max-isa", "Best instruction set to use", &flags.max_isa,
+                   {"ref", "avx2", "avx512", "amx"});
+  parser.Add("metrics-host", "Address of /metrics", &flags.metrics_host);
+  parser.Add("metrics-port", "Port of /metrics; 0 picks one, -1: none", &flags.metrics_port,
+             {.min = -1, .max = 65535});
+  parser.AddChoice("log-level", "debug, info, warn or error", &flags.log_level,
+                   {"debug", "info", "warn", "error"});
+  if (std::optional<int> code = parser.Parse(argc, argv)) return code;
+  InitLogging("gpu_worker", flags.log_level);
+  LogInfo("starting", {{"options", parser.Summary()}});
+  return std::nullopt;
+}
+
+absl::StatusOr<std::vector<uint32_t>> ParseShares(const Flags& flags) {
+  const size_t workers = flags.link == "inprocess" ? std::max<size_t>(1, flags.expert_shares.size())
+                                                   : flags.expert_workers.size();
+  if (flags.expert_shares.empty()) return std::vector<uint32_t>(workers, 1);
+  if (flags.expert_shares.size() != workers) {
+    return absl::InvalidArgumentError("--expert-shares: one number a worker is needed");
+  }
+  std::vector<uint32_t> shares;
+  for (const std::string& text : flags.expert_shares) {
+    uint32_t share = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
+    if (error != std::errc() || end != text.data() + text.size() || share > 1'000'000) {
+      return absl::InvalidArgumentError("--expert-shares: '" + text +
+                                        "' is no number up to 1000000");
+    }
+    shares.push_back(share);
+  }
+  return shares;
+}
+
+// Differs at every start, so that a gateway notices a restart: sequences and blocks are gone.
+uint64_t MakeEpoch() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  return static_cast<uint64_t>(ns) * 2 + 1;
+}
+
+// gRPC's threads inherit this.
+void StayOn(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
+    LogWarn("cpus_refused", {{"cpus", FormatCpuList(cpus)}});
+  }
+}
+
+absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
+  WorkerOptions options;
+  ASSIGN_OR_RETURN(options.expert_shares, ParseShares(flags));
+  ASSIGN_OR_RETURN(const Isa cap, ParseIsa(flags.max_isa));
+  const CpuFeatures features = DetectCpuFeatures();
+  options.kernels = kernels::SelectKernelTable(cap, features);
+  options.cpus = AllowedCpus();
+  if (!flags.cpus.empty()) {
+    ASSIGN_OR_RETURN(options.cpus, ParseCpuList(flags.cpus));
+  }
+  options.threads = flags.threads > 0 ? flags.threads : static_cast<int>(options.cpus.size());
+  StayOn(options.cpus);
+  const auto threads = static_cast<size_t>(options.threads);
+  if (threads <= options.cpus.size()) {
+    options.cpus.resize(threads);
+  } else {
+    options.cpus.clear();  // more threads than CPUs: the kernel spreads them
+  }
+  options.parity = flags.parity;
+  options.inprocess_experts = flags.link == "inprocess";
+  options.expert_addresses = flags.expert_workers;
+  options.placement = flags.placement == "apart"        ? shm::Placement::kApart
+                      : flags.placement == "co-located" ? shm::Placement::kColocated
+                                                        : shm::Placement::kAuto;
+  options.max_step_rows = std::max(flags.max_step_rows, flags.max_sequences);
+  options.max_sequences = flags.max_sequences;
+  options.max_context = flags.max_context;
+  options.kv_cache_tokens = flags.kv_cache_tokens;
+  options.max_logprobs = flags.max_logprobs;
+  options.epoch = MakeEpoch();
+  LogInfo("kernels", {{"table", options.kernels->name},
+                      {"features", DescribeFeatures(features)},
+                      {"threads", LogValue(options.threads)},
+                      {"cpus", FormatCpuList(options.cpus)}});
+  return options;
+}
+
+// Waits for SIGTERM or SIGINT and keeps the health of the service up to date.
+void ServeUntilSignal(const sigset_t& signals, const GpuEngine& engine,
+                      grpc::HealthCheckServiceInterface* health) {
+  constexpr timespec kPoll{0, 200'000'000};
+  bool serving = false;
+  while (sigtimedwait(&signals, nullptr, &kPoll) < 0) {
+    const bool ready = engine.state().ready;
+    if (ready != serving) health->SetServingStatus(kServiceName, ready);
+    serving = ready;
+  }
+}
+
+absl::Status Serve(const Flags& flags, const sigset_t& signals) {
+  ASSIGN_OR_RETURN(const WorkerOptions options, MakeOptions(flags));
+  GpuEngine engine(options);
+  GpuWorkerService service(&engine);
+  std::unique_ptr<MetricsServer> metrics;
+  if (flags.metrics_port >= 0) {
+    ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
+                                                   std::make_shared<GpuRegistry>(&engine)));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  // A step's tokens and block tables: 4 MB of the default limit hold a million ids.
+  builder.SetMaxReceiveMessageSize(64 << 20);
+  // A gateway that was stopped or unplugged is dropped, and its sequences with it.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return absl::UnavailableError("--listen: cannot listen on " + flags.listen);
+  }
+  server->GetHealthCheckService()->SetServingStatus(kServiceName, false);
+  LogInfo("listening",
+          {{"address", flags.listen}, {"metrics_port", LogValue(metrics ? metrics->port() : -1)}});
+  ServeUntilSignal(signals, engine, server->GetHealthCheckService());
+  LogInfo("draining");
+  server->GetHealthCheckService()->SetServingStatus(false);
+  engine.Stop();
+  server->Shutdown(std::chrono::system_clock::now() + kShutdownTimeout);
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  // Blocked before any thread exists, so that only ServeUntilSignal takes them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  umask(0077);  // sockets are for this user only
+  Flags flags;
+  if (std::optional<int> code = ParseFlags(argc, argv, flags)) return *code;
+  const absl::Status status = Serve(flags, signals);
+  if (!status.ok()) {
+    LogError("exiting", {{"reason", status.ToString()}});
+    return 1;
+  }
+  LogInfo("stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tandem::gpu
+
+int main(int argc, char** argv) { return tandem::gpu::Main(argc, argv); }

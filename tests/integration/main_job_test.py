@@ -1,7 +1,7 @@
 """README command one's work: the shipped model answers through three processes."""
 
 import os
-import signal
+import pathlib
 import subprocess
 import time
 import unittest
@@ -45,7 +45,7 @@ class MainJob(unittest.TestCase):
             def ticks():
                 total = 0
                 for pid in pids:
-                    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+                    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
                     total += int(fields[11]) + int(fields[12])
                 return total
 

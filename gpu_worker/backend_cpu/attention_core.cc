@@ -1,7 +1,6 @@
 #include "gpu_worker/backend_cpu/attention_core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace tandem::gpu::cpu {
@@ -114,14 +113,13 @@ class TileRun {
   // Turns the scores [begin, end) of query i into weights relative to its new maximum.
   void Exponentiate(int i, int begin, int end) {
     float* s = scores_ + i * kSoftmaxBlock + begin;
-    const int n = end - begin;
-    for (int j = 0; j < n; ++j) s[j] *= layout_.scale;
+    const auto n = static_cast<size_t>(end - begin);
     Running& running = running_[i];
-    const float block_max = context_.vectors.max(s, static_cast<size_t>(n));
+    const float block_max = context_.vectors.scale_max(s, n, layout_.scale);
     const float max = running.max > block_max ? running.max : block_max;
-    for (int j = 0; j < n; ++j) s[j] -= max;
-    context_.kernels.exp(s, s, static_cast<size_t>(n));
-    const double block_sum = context_.vectors.sum(s, static_cast<size_t>(n));
+    context_.vectors.subtract(s, n, max);
+    context_.kernels.exp(s, s, n);
+    const double block_sum = context_.vectors.sum(s, n);
     if (max > running.max) {
       float shift = running.max - max;
       context_.kernels.exp(&shift, &shift, 1);

@@ -50,17 +50,16 @@ void LogprobsRow(const OpContext& context, const LogprobsArgs& args, int64_t row
   const float* logits = args.logits.data + row * args.logits.ld;
   const int32_t target = args.targets[row];
   const int wanted = args.top == nullptr ? 0 : std::clamp(args.top[row], 0, args.max_top);
-  if (target < 0 && wanted == 0) return;
+  if (target < 0) return;
   const float max = FindBlockMax(context.vectors, logits, args.vocab, scratch);
   const bool usable = IsUsable(logits, args.vocab, max);
   const double log_sum = usable ? LogSumExp(context, logits, args.vocab, max) : 0;
   const auto logprob = [&](int32_t id) {
     return usable ? static_cast<float>(double{logits[id]} - double{max} - log_sum) : kNan;
   };
-  if (target >= 0 && target < args.vocab) {
-    args.target_logprobs[row] = logprob(target);
-    args.target_ranks[row] = usable ? RankOf(logits, args.vocab, target) : 0;
-  }
+  TANDEM_DCHECK(target < args.vocab);
+  args.target_logprobs[row] = logprob(target);
+  args.target_ranks[row] = usable ? RankOf(logits, args.vocab, target) : 0;
   const int64_t found = usable ? SelectTop(logits, args.vocab, wanted, scratch) : 0;
   for (int i = 0; i < wanted; ++i) {
     const int32_t id = i < found ? scratch.ids[static_cast<size_t>(i)] : -1;

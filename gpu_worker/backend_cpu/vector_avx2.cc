@@ -45,6 +45,12 @@ struct Avx2Lanes {
   static V Fma(const V& a, const V& b, const V& c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
   }
+  static V Mul(const V& a, const V& b) {
+    return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+  }
+  static V Sub(const V& a, const V& b) {
+    return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+  }
   static V Max(const V& a, const V& b) {
     return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
   }
@@ -52,10 +58,16 @@ struct Avx2Lanes {
     const __m256 eight = _mm256_add_ps(v.low, v.high);
     return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   }
-  static void Sum4(const V v[4], float sums[4]) {
-    const __m128 a = _mm_hadd_ps(ToFour(v[0]), ToFour(v[1]));
-    const __m128 b = _mm_hadd_ps(ToFour(v[2]), ToFour(v[3]));
-    _mm_storeu_ps(sums, _mm_hadd_ps(a, b));
+  template <int Q>
+  static void SumKeys(const V v[Q][4], float sums[Q][4]) {
+    for (int q = 0; q < Q; ++q) {
+      // [a0 b0 a1 b1] + [a2 b2 a3 b3], the same of c and d, then the pairs of all four.
+      const __m128 a = ToFour(v[q][0]), b = ToFour(v[q][1]);
+      const __m128 c = ToFour(v[q][2]), d = ToFour(v[q][3]);
+      const __m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+      const __m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+      _mm_storeu_ps(sums[q], _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab)));
+    }
   }
   static float LargestLane(const V& v) {
     float lane[8];
@@ -86,7 +98,7 @@ struct Avx2Lanes {
         _mm256_add_pd(_mm256_add_pd(d.part[0], d.part[2]), _mm256_add_pd(d.part[1], d.part[3]));
     double lane[4];
     _mm256_storeu_pd(lane, four);
-    return (lane[0] + lane[1]) + (lane[2] + lane[3]);
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
   }
 };
 

@@ -35,15 +35,39 @@ struct Avx512Lanes {
   static void Store(float* p, V v) { _mm512_storeu_ps(p, v); }
   static void StorePart(float* p, int n, V v) { _mm512_mask_storeu_ps(p, First(n), v); }
   static V Fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V Mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V Sub(V a, V b) { return _mm512_sub_ps(a, b); }
   static V Max(V a, V b) { return _mm512_max_ps(a, b); }
-  static __m128 ToFour(V v) {
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-    return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  // Quarter i of the result is the quarters of input i, added as 0 + 2, 1 + 3, then both.
+  static V AddQuarters(V a, V b, V c, V d) {
+    const V ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    const V cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
   }
-  static void Sum4(const V v[4], float sums[4]) {
-    const __m128 a = _mm_hadd_ps(ToFour(v[0]), ToFour(v[1]));
-    const __m128 b = _mm_hadd_ps(ToFour(v[2]), ToFour(v[3]));
-    _mm_storeu_ps(sums, _mm_hadd_ps(a, b));
+  // Lane i of each quarter is the lanes of that quarter of input i, added as 0 + 2, 1 + 3, then
+  // both.
+  static V AddWithinQuarters(V a, V b, V c, V d) {
+    const V ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const V cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
+  }
+  template <int Q>
+  static void SumKeys(const V v[Q][4], float sums[Q][4]) {
+    if constexpr (Q == 4) {
+      V keys[4];  // quarter q: query q
+      for (int k = 0; k < 4; ++k) keys[k] = AddQuarters(v[0][k], v[1][k], v[2][k], v[3][k]);
+      _mm512_storeu_ps(&sums[0][0], AddWithinQuarters(keys[0], keys[1], keys[2], keys[3]));
+    } else {
+      for (int q = 0; q < Q; ++q) {
+        const V keys = AddQuarters(v[q][0], v[q][1], v[q][2], v[q][3]);  // quarter k: key k
+        const V zero = Zero();
+        alignas(64) float lanes[kLanes];
+        _mm512_store_ps(lanes, AddWithinQuarters(keys, zero, zero, zero));
+        for (int k = 0; k < 4; ++k) sums[q][k] = lanes[4 * k];
+      }
+    }
   }
   static float LargestLane(V v) {
     float lane[kLanes];
@@ -69,7 +93,7 @@ struct Avx512Lanes {
         _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
     double lane[4];
     _mm256_storeu_pd(lane, four);
-    return (lane[0] + lane[1]) + (lane[2] + lane[3]);
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
   }
 };
 

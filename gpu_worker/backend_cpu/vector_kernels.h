@@ -5,8 +5,9 @@
 // the object that was compiled for that instruction set.
 //
 // L has: V (16 floats), D (16 doubles), kDotQueries, kMixQueries, kMixVectors (register blocking),
-// Zero, Load(T*), LoadPart(T*, n) (zeros beyond n), Store, StorePart, Broadcast, Fma, Max,
-// Sum4(V[4], float[4]) by the tree of vector_table.h, Widen, AddD, FmaD, ZeroD, SumD, LargestLane.
+// Zero, Load(T*), LoadPart(T*, n) (zeros beyond n), Store, StorePart, Broadcast, Fma, Mul, Sub,
+// Max, LargestLane; SumKeys<Q>(V[Q][4], float[Q][4]), the sum of each V by the tree of
+// vector_table.h; in F64 Widen, AddD, FmaD, ZeroD, SumD.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,9 +48,10 @@ struct VectorKernels {
         for (int q = 0; q < Q; ++q) acc[q][k] = L::Fma(x[q], y, acc[q][k]);
       }
     }
+    float all_sums[Q][kKeys];
+    L::template SumKeys<Q>(acc, all_sums);
     for (int q = 0; q < Q; ++q) {
-      float sums[kKeys];
-      L::Sum4(acc[q], sums);
+      const float* sums = all_sums[q];
       float* scores = c.scores + static_cast<size_t>(query + q) * c.score_stride + key;
       for (int k = 0; k < K; ++k) scores[k] = c.accumulate ? scores[k] + sums[k] : sums[k];
     }
@@ -158,8 +160,36 @@ struct VectorKernels {
     return largest;
   }
 
+  static float ScaleMax(float* x, size_t n, float factor) {
+    const V f = L::Broadcast(factor);
+    size_t i = 0;
+    float largest = -std::numeric_limits<float>::infinity();
+    if (n >= kLanes) {
+      V acc = L::Broadcast(largest);
+      for (; i + kLanes <= n; i += kLanes) {
+        const V v = L::Mul(L::Load(x + i), f);
+        L::Store(x + i, v);
+        acc = L::Max(acc, v);
+      }
+      largest = L::LargestLane(acc);
+    }
+    for (; i < n; ++i) {
+      x[i] *= factor;
+      largest = largest > x[i] ? largest : x[i];
+    }
+    return largest;
+  }
+
+  static void Subtract(float* x, size_t n, float amount) {
+    const V a = L::Broadcast(amount);
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) L::Store(x + i, L::Sub(L::Load(x + i), a));
+    for (; i < n; ++i) x[i] -= amount;
+  }
+
   static constexpr VectorTable Table() {
-    return {Dot<float>, Dot<uint16_t>, Mix<float>, Mix<uint16_t>, Sum, SumSquares, Max};
+    return {Dot<float>, Dot<uint16_t>, Mix<float>, Mix<uint16_t>, Sum,
+            SumSquares, Max,           ScaleMax,   Subtract};
   }
 };
 

@@ -47,6 +47,16 @@ struct RefLanes {
     for (int i = 0; i < kLanes; ++i) v.lane[i] = std::fma(a.lane[i], b.lane[i], c.lane[i]);
     return v;
   }
+  static V Mul(const V& a, const V& b) {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v.lane[i] = a.lane[i] * b.lane[i];
+    return v;
+  }
+  static V Sub(const V& a, const V& b) {
+    V v;
+    for (int i = 0; i < kLanes; ++i) v.lane[i] = a.lane[i] - b.lane[i];
+    return v;
+  }
   static V Max(const V& a, const V& b) {
     V v;
     for (int i = 0; i < kLanes; ++i) v.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
@@ -58,10 +68,13 @@ struct RefLanes {
     for (int i = 0; i < 8; ++i) half[i] = lane[i] + lane[i + 8];
     T four[4];
     for (int i = 0; i < 4; ++i) four[i] = half[i] + half[i + 4];
-    return (four[0] + four[1]) + (four[2] + four[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
   }
-  static void Sum4(const V v[4], float sums[4]) {
-    for (int i = 0; i < 4; ++i) sums[i] = Tree(v[i].lane);
+  template <int Q>
+  static void SumKeys(const V v[Q][4], float sums[Q][4]) {
+    for (int q = 0; q < Q; ++q) {
+      for (int k = 0; k < 4; ++k) sums[q][k] = Tree(v[q][k].lane);
+    }
   }
   static float LargestLane(const V& v) {
     float largest = v.lane[0];

@@ -4,8 +4,8 @@
 // table of function pointers an instruction set (the same idea as
 // expert_worker/kernels/kernel_table.h, which has the matrix products and exp). Every table gives
 // the same bits:
-//   dot:  16 partial sums, lane i takes the elements i mod 16 by fma; then i + 8, i + 4, and
-//         (0 + 1) + (2 + 3).
+//   dot:  16 partial sums, lane i takes the elements i mod 16 by fma; then i + 8, i + 4, i + 2,
+//         i + 1 are added to lane i.
 //   mix:  one fma chain per output element, in key order.
 //   sum, sum_squares: as dot, in F64 (a product of two F32 is exact there).
 // So a result depends on its own operands only, not on how many queries or keys a call has.
@@ -52,6 +52,10 @@ struct VectorTable {
   double (*sum_squares)(const float* x, size_t n);
   // The largest element; -infinity when n is 0. NaN may be passed over.
   float (*max)(const float* x, size_t n);
+  // x *= factor; returns the largest result, as max.
+  float (*scale_max)(float* x, size_t n, float factor);
+  // x -= amount
+  void (*subtract)(float* x, size_t n, float amount);
 };
 
 extern const VectorTable kVectorRef;

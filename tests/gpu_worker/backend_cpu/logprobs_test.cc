@@ -75,12 +75,13 @@ TEST_P(LogprobsTest, MatchesTheReferenceOverOddVocabularies) {
 
 TEST_P(LogprobsTest, TiesGoToTheLowestIdAndSkippedRowsStayUntouched) {
   const std::vector<float> logits = {1, 3, 3, 3, 0, 1, 2, 3, 4, 5};
-  const Result result = Compute(logits, 5, {2, -1}, {2, 0});
+  const Result result = Compute(logits, 5, {2, -1}, {2, 3});
   EXPECT_EQ(result.ranks[0], 2);
   EXPECT_EQ(result.top_ids[0], 1);
   EXPECT_EQ(result.top_ids[1], 2);
   EXPECT_EQ(result.ranks[1], -7);
   EXPECT_EQ(result.logprobs[1], -7.0f);
+  EXPECT_EQ(result.top_ids[kMaxTop], -7);
 }
 
 TEST_P(LogprobsTest, MaskedTokensAreMinusInfinity) {

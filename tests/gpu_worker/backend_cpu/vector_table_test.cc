@@ -138,6 +138,12 @@ TEST(VectorTable, SumsAndMaximaAreTheSameInEveryTable) {
       EXPECT_NEAR(table->sum(x.data(), n), sum, 1e-10);
       EXPECT_NEAR(table->sum_squares(x.data(), n), squares, 1e-10);
       EXPECT_EQ(table->max(x.data(), n), largest);
+      std::vector<float> scaled = x;
+      const float scaled_max = table->scale_max(scaled.data(), n, 0.3f);
+      EXPECT_EQ(scaled_max, n == 0 ? largest : largest * 0.3f);
+      for (size_t i = 0; i < n; ++i) ASSERT_EQ(scaled[i], x[i] * 0.3f);
+      table->subtract(scaled.data(), n, 0.7f);
+      for (size_t i = 0; i < n; ++i) ASSERT_EQ(scaled[i], x[i] * 0.3f - 0.7f);
     }
   }
 }

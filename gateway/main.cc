@@ -116,6 +116,10 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+int BindExitCode(const absl::Status& status) {
+  return absl::IsUnavailable(status) ? kExitAddressInUse : kExitFailure;
+}
+
 std::string ServedName(const Flags& flags) {
   if (!flags.served_model_name.empty()) return flags.served_model_name;
   std::error_code error;
@@ -225,7 +229,7 @@ int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
                 {.heartbeat = std::chrono::milliseconds(flags.heartbeat_ms), .stream = stream});
 
   auto http_server = HttpServer::Start(MakeHttpOptions(flags), &api);
-  if (!http_server.ok()) return Fail(http_server.status(), kExitAddressInUse);
+  if (!http_server.ok()) return Fail(http_server.status(), BindExitCode(http_server.status()));
   GrpcServerOptions grpc_options;
   grpc_options.host = flags.host;
   grpc_options.port = flags.grpc_port;

@@ -123,7 +123,8 @@ void GenerationStream::MergeOrQueue(size_t choice, GenerationEvent event) {
   queued_bytes_ += EventBytes(event);
   const auto queued = std::find_if(queue_.begin(), queue_.end(),
                                    [&](const Item& item) { return item.choice == choice; });
-  if (queued == queue_.end()) {
+  // An error stays apart, so that what was generated before it is still delivered.
+  if (queued == queue_.end() || !EventError(event).ok()) {
     queue_.push_back({choice, std::move(event)});
   } else {
     Merge(std::move(event), &queued->event);

@@ -10,7 +10,7 @@
 //   stream->Close();                             // always; cancels what still runs
 //
 // Backpressure: while the writer is busy, events of one choice merge into one, so the queue holds at
-// most one event a choice; when the unread events exceed `max_buffered_bytes`, the client is too
+// most one event a choice (and its error); when the unread events exceed `max_buffered_bytes`, the client is too
 // slow: its choices are cancelled and Pop returns one RESOURCE_EXHAUSTED error.
 //
 // Thread safety: all methods from any thread. The wakeup runs on an engine thread, or in the thread

@@ -66,13 +66,14 @@ std::string PathOf(std::string_view target) {
   return path;
 }
 
-// What a parse error means to the client: 0 where the connection simply ended.
+// What a parse error means to the client: 0 where the connection simply ended. A time-out has closed
+// the socket already.
 int StatusOf(beast::error_code error) {
   if (error == http::error::end_of_stream || error == asio::error::operation_aborted ||
-      error == asio::error::connection_reset || error == asio::error::eof) {
+      error == asio::error::connection_reset || error == asio::error::eof ||
+      error == beast::error::timeout) {
     return 0;
   }
-  if (error == beast::error::timeout) return 408;
   if (error == http::error::body_limit) return 413;
   if (error == http::error::header_limit || error == http::error::buffer_overflow) return 431;
   return error.category() == http::make_error_code(http::error::bad_method).category() ? 400 : 0;
@@ -80,8 +81,6 @@ int StatusOf(beast::error_code error) {
 
 std::string_view MessageOf(int status) {
   switch (status) {
-    case 408:
-      return "The request did not arrive in time.";
     case 413:
       return "The request body is too large.";
     case 431:
@@ -143,7 +142,7 @@ asio::awaitable<bool> HttpSession::ReadRequest() {
     stream_.expires_after(context_->options.header_timeout);
     const auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
     if (error) {
-      if (error == http::error::body_limit) TakeHead();
+      request_ = {};
       co_await Refuse(error);
       co_return false;
     }
@@ -178,7 +177,8 @@ void HttpSession::TakeHead() {
 asio::awaitable<bool> HttpSession::ReadBody() {
   if (!parser_->is_done()) {
     if (beast::iequals(parser_->get()[http::field::expect], "100-continue")) {
-      if (!co_await Send("HTTP/1.1 100 Continue\r\n\r\n")) co_return false;
+      std::string go_on = "HTTP/1.1 100 Continue\r\n\r\n";
+      if (!co_await Send(std::move(go_on))) co_return false;
     }
     stream_.expires_after(context_->options.body_timeout);
     const auto [error, bytes] = co_await http::async_read(stream_, buffer_, *parser_, kAwait);
@@ -256,7 +256,8 @@ asio::awaitable<bool> HttpSession::Write(std::string_view data) {
 }
 
 asio::awaitable<void> HttpSession::EndStream() {
-  if (chunked_) co_await Send("0\r\n\r\n");
+  std::string last_chunk = "0\r\n\r\n";
+  if (chunked_) co_await Send(std::move(last_chunk));
 }
 
 bool HttpSession::ClientIsGone() {
@@ -296,7 +297,9 @@ asio::awaitable<void> HttpSession::WatchClient() {
 asio::awaitable<void> HttpSession::UntilDisconnect(asio::awaitable<void> work) {
   using asio::experimental::awaitable_operators::operator||;
   stream_.expires_never();
-  co_await (std::move(work) || WatchClient());
+  asio::awaitable<void> watch = WatchClient();
+  auto both = std::move(work) || std::move(watch);
+  co_await std::move(both);
 }
 
 asio::awaitable<void> HttpSession::Discard() {

@@ -101,8 +101,10 @@ asio::awaitable<void> OpenAiApi::Generate(HttpExchange& exchange, Call& call) {
     job.events->SetWakeup([signal = job.signal] { signal->Notify(); });
     status = job.events->Start(std::move(job.requests));
     if (status.ok()) {
-      co_await exchange.UntilDisconnect(job.stream ? StreamEvents(exchange, call, job)
-                                                   : CollectEvents(exchange, call, job));
+      // A named value: GCC 12 destroys conditional temporaries of a co_await twice.
+      asio::awaitable<void> work = job.stream ? StreamEvents(exchange, call, job)
+                                              : CollectEvents(exchange, call, job);
+      co_await exchange.UntilDisconnect(std::move(work));
       call.prompt_tokens = job.response->prompt_tokens();
       call.completion_tokens = job.response->completion_tokens();
       if (exchange.disconnected()) call.status = 499;

@@ -27,17 +27,17 @@ namespace tandem::gateway {
 
 struct FakeScript {
   std::vector<std::string> texts = {"Hello", " world"};
-  std::vector<TokenLogprob> prompt_logprobs;
-  std::vector<TopLogprob> top;  // alternatives of every token, where logprobs are asked for
+  std::vector<TokenLogprob> prompt_logprobs = {};
+  std::vector<TopLogprob> top = {};  // alternatives of every token, where logprobs are asked for
   float logprob = -0.5f;
   FinishReason reason = FinishReason::kStop;
-  absl::Status error;  // with kError
-  std::string matched_stop;
+  absl::Status error = {};  // with kError
+  std::string matched_stop = {};
   // After the texts: wait for Release or Cancel before the end.
   bool hold = false;
   // The texts again and again, until Cancel.
   bool endless = false;
-  absl::Status refuse;  // what Submit answers
+  absl::Status refuse = {};  // what Submit answers
 };
 
 class FakeEngine final : public Engine {

@@ -24,6 +24,9 @@ struct Shape {
   int gpu_threads = 1;
   int expert_threads = 1;
   int workers = 1;
+  // Decide the pairs; empty: not pinned.
+  std::vector<int> gpu_cpus = {};
+  std::vector<int> expert_cpus = {};
 };
 
 class ExpertLinkContract : public ::testing::TestWithParam<Shape> {
@@ -62,14 +65,16 @@ class ExpertLinkContract : public ::testing::TestWithParam<Shape> {
   std::unique_ptr<gpu::ExpertLink> MakeShared(const shm::BatchLimits& limits, int worker) {
     const auto placement =
         GetParam().kind == Kind::kApart ? shm::Placement::kApart : shm::Placement::kColocated;
+    std::vector<int> cpus = GetParam().expert_cpus;
+    if (cpus.empty()) cpus.assign(static_cast<size_t>(GetParam().expert_threads), -1);
     workers_.push_back(std::make_unique<ExpertWorkerThreads>(
-        dir_.Socket("expert" + std::to_string(worker) + ".link"), GetParam().expert_threads,
-        placement, worker));
+        dir_.Socket("expert" + std::to_string(worker) + ".link"), cpus, placement, worker));
     experts_.push_back(&workers_.back()->experts());
     const auto ticket = workers_.back()->Offer(limits);
     EXPECT_TRUE(ticket.ok()) << ticket.status();
     auto options = LinkOptions(*ticket, limits, GetParam().gpu_threads);
     options.spin = std::chrono::microseconds(200);
+    if (!GetParam().gpu_cpus.empty()) options.thread_cpus = GetParam().gpu_cpus;
     auto link = gpu::AttachShmExpertLink(options);
     EXPECT_TRUE(link.ok()) << link.status();
     return std::move(link).value();
@@ -228,19 +233,22 @@ TEST_P(ExpertLinkContract, RefusesRowCountsOutOfBoundsAndGoesOn) {
   EXPECT_EQ(mismatches, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Links, ExpertLinkContract,
-                         ::testing::Values(Shape{"InProcess1", Kind::kInProcess, 1, 1, 1},
-                                           Shape{"InProcess3", Kind::kInProcess, 3, 1, 1},
-                                           Shape{"InProcessSet", Kind::kInProcess, 2, 1, 3},
-                                           Shape{"Apart1x1", Kind::kApart, 1, 1, 1},
-                                           Shape{"Apart2x3", Kind::kApart, 2, 3, 1},
-                                           Shape{"ApartSet", Kind::kApart, 2, 1, 3},
-                                           Shape{"Colocated1x1", Kind::kColocated, 1, 1, 1},
-                                           Shape{"Colocated2x2", Kind::kColocated, 2, 2, 1},
-                                           Shape{"Colocated5x2", Kind::kColocated, 5, 2, 1},
-                                           Shape{"Colocated2x5", Kind::kColocated, 2, 5, 1},
-                                           Shape{"ColocatedSet", Kind::kColocated, 2, 2, 3}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Links, ExpertLinkContract,
+    ::testing::Values(Shape{"InProcess1", Kind::kInProcess, 1, 1, 1},
+                      Shape{"InProcess3", Kind::kInProcess, 3, 1, 1},
+                      Shape{"InProcessSet", Kind::kInProcess, 2, 1, 3},
+                      Shape{"Apart1x1", Kind::kApart, 1, 1, 1},
+                      Shape{"Apart2x3", Kind::kApart, 2, 3, 1},
+                      Shape{"ApartSet", Kind::kApart, 2, 1, 3},
+                      Shape{"Colocated1x1", Kind::kColocated, 1, 1, 1},
+                      Shape{"Colocated2x2", Kind::kColocated, 2, 2, 1},
+                      Shape{"Colocated5x2", Kind::kColocated, 5, 2, 1},
+                      Shape{"Colocated2x5", Kind::kColocated, 2, 5, 1},
+                      Shape{"ColocatedCrossed", Kind::kColocated, 3, 2, 1, {0, 1, 2}, {2, 0}},
+                      Shape{"ColocatedPartly", Kind::kColocated, 2, 4, 1, {5, 1}, {0, 1, 2, 3}},
+                      Shape{"ColocatedSet", Kind::kColocated, 2, 2, 3}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace tandem::testing

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
@@ -88,6 +89,8 @@ TEST_P(LinkDeath, KilledExpertWorkerFailsTheStepAtOnceAndLeavesNothing) {
     EXPECT_TRUE(link->broken());
     EXPECT_EQ(load.mismatches, 0);
     EXPECT_LT(failed - killed, milliseconds(1000));
+    std::printf("noticed after %.3f ms\n",
+                std::chrono::duration<double, std::milli>(failed - killed).count());
     // A broken link answers at once.
     EXPECT_FALSE(
         RunStep(link.get(), {.step = 99, .layers = 2, .rows_of_lane = {1}}, 1, nullptr).ok());

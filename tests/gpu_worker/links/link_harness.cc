@@ -42,19 +42,20 @@ void RunTeam(int threads, const std::function<void(int)>& fn) {
   for (std::thread& member : team) member.join();
 }
 
-ExpertWorkerThreads::ExpertWorkerThreads(const std::string& socket_path, int threads,
-                                         shm::Placement placement, int worker)
+ExpertWorkerThreads::ExpertWorkerThreads(const std::string& socket_path,
+                                         const std::vector<int>& cpus, shm::Placement placement,
+                                         int worker)
     : experts_(worker) {
   expert::LinkLoop::Options options;
   options.socket_path = socket_path;
-  options.thread_cpus.assign(static_cast<size_t>(threads), -1);
+  options.thread_cpus = cpus;
   options.placement = placement;
   // Tests run more threads than there are cores.
   options.spin = std::chrono::microseconds(200);
   auto loop = expert::LinkLoop::Start(options, &experts_);
   TANDEM_CHECK(loop.ok());
   loop_ = std::move(loop).value();
-  for (int thread = 0; thread < threads; ++thread) {
+  for (int thread = 0; thread < static_cast<int>(cpus.size()); ++thread) {
     threads_.emplace_back([this, thread] { loop_->RunThread(thread); });
   }
 }

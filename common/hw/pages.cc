@@ -1,6 +1,8 @@
 #include "common/hw/pages.h"
 
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -56,6 +58,11 @@ size_t FreeHugePages() {
   const size_t free_pages = ReadNumber(absl::StrCat(base, "free_hugepages").c_str());
   const size_t reserved = ReadNumber(absl::StrCat(base, "resv_hugepages").c_str());
   return free_pages > reserved ? free_pages - reserved : 0;
+}
+
+bool IsHugeTlb(int fd) {
+  struct statfs fs {};
+  return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
 }
 
 std::string HugePageAdvice(size_t bytes) {

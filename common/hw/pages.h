@@ -32,6 +32,9 @@ constexpr size_t HugePagesFor(size_t bytes) {
 }
 size_t FreeHugePages();
 
+// Whether a descriptor's file is made of explicit huge pages.
+bool IsHugeTlb(int fd);
+
 // "needs N huge pages of 2 MiB, M are free: sysctl vm.nr_hugepages=..." for logs and refusals.
 std::string HugePageAdvice(size_t bytes);
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -95,12 +96,8 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
   ASSIGN_OR_RETURN(RunDirectory directory, RunDirectory::Create());
   server->run_dir_ = std::make_unique<RunDirectory>(std::move(directory));
   inputs.run_dir = server->run_dir_->path();
-  for (int i = 0; i < workers; ++i) {
-    // The weights outlive a worker here: this descriptor keeps them while it restarts.
-    ASSIGN_OR_RETURN(const Memfd memfd,
-                     CreateMemfd(absl::StrCat("tandem-weights-", i), 0, HugePages::kOff));
-    server->weight_fds_.push_back(memfd.fd);
-  }
+  const uint64_t routed_bytes = MeasureWeights(*checkpoint, spec).routed;
+  RETURN_IF_ERROR(server->KeepWeights(options.huge_pages, shares, routed_bytes));
   inputs.weight_fds = server->weight_fds_;
   ASSIGN_OR_RETURN(server->plan_, MakeLaunchPlan(inputs));
   server->report_ = absl::StrCat(
@@ -113,6 +110,26 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
   if (settings.quiet) server->log_path_ = server->run_dir_->path() + "/tandem.log";
   server->settings_ = std::move(settings);
   return server;
+}
+
+// The weights outlive a worker in these descriptors while it restarts.
+absl::Status LocalServer::KeepWeights(std::string_view huge_pages, const std::vector<int>& shares,
+                                      uint64_t routed_bytes) {
+  ASSIGN_OR_RETURN(HugePages policy, ParseHugePages(huge_pages));
+  // Packing pads; the worker takes the size that it needs. Where the pool is too small, plain pages
+  // are given, and the worker says or refuses it by the exact number.
+  const uint64_t padded_bytes = routed_bytes + routed_bytes / 8;
+  const bool fits = FreeHugePages() >= HugePagesFor(padded_bytes) + shares.size();
+  if (!fits) policy = HugePages::kOff;
+  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const double part = static_cast<double>(padded_bytes) * shares[i] / total;
+    const uint64_t bytes = policy == HugePages::kOff ? 0 : static_cast<uint64_t>(part) + 1;
+    ASSIGN_OR_RETURN(const Memfd memfd,
+                     CreateMemfd(absl::StrCat("tandem-weights-", i), bytes, policy));
+    weight_fds_.push_back(memfd.fd);
+  }
+  return absl::OkStatus();
 }
 
 LocalServer::~LocalServer() {

@@ -50,6 +50,8 @@ class LocalServer {
 
  private:
   LocalServer() = default;
+  absl::Status KeepWeights(std::string_view huge_pages, const std::vector<int>& shares,
+                           uint64_t routed_bytes);
   void Watch(const std::function<void(const BoundPorts&)>& on_ready);
 
   Settings settings_;

@@ -89,8 +89,35 @@ class TileRun {
     }
   }
 
+  // Asks for `count` rows of `dim` elements. The hardware does not see them coming: rows of one
+  // head are a few hundred bytes in pages of their own.
+  void Prefetch(const void* plane, int64_t element, int64_t width, int dim, int count) const {
+    constexpr size_t kLineBytes = 64;
+    const size_t element_bytes = DTypeBytes(layout_.dtype);
+    const auto* row = static_cast<const char*>(RowAt(plane, layout_.dtype, element));
+    for (int j = 0; j < count; ++j, row += static_cast<size_t>(width) * element_bytes) {
+      for (size_t byte = 0; byte < static_cast<size_t>(dim) * element_bytes; byte += kLineBytes) {
+        __builtin_prefetch(row + byte, 0, 2);
+      }
+    }
+  }
+
+  // The values of this run, which Mix reads next, and the keys of the run after it.
+  void PrefetchAround(int64_t token, int position, int count) const {
+    if (layout_.v != layout_.k) {
+      Prefetch(layout_.v, token * layout_.v_width + layout_.value_offset, layout_.v_width,
+               layout_.value_dim, count);
+    }
+    ForEachRun(position + count, std::min(end_, position + 2 * count),
+               [&](int64_t next, int, int next_count) {
+                 Prefetch(layout_.k, next * layout_.k_width + layout_.key_offset, layout_.k_width,
+                          layout_.key_dim, next_count);
+               });
+  }
+
   void Score(int block, int begin, int end) {
     ForEachRun(begin, end, [&](int64_t token, int position, int count) {
+      PrefetchAround(token, position, count);
       DotCall call{};
       call.queries = q_;
       call.query_count = tile_.count;

@@ -1,53 +1,19 @@
-"""Golden models served in parity mode, token ids in and out, compared from outside through logprobs.
+"""Golden models served in parity mode, compared with the reference from outside.
 
-A model directory without a tokenizer is served too. Logits are compared up to the constant that
-log-softmax takes away: both sides are shifted to log-probabilities.
+Every family is fed whole, in chunks of five and token by token, alone, batched with another sequence and
+behind the prefix cache: the logits are the reference's, and bit by bit the same in all of these as long as
+the number of expert workers is the same.
 """
 
-import math
-import pathlib
-import shutil
-import tempfile
 import unittest
 
+import golden_client
 import harness
 import safetensors_io
 
-VOCAB = 256
-FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "kimi_k2", "qwen3_moe_fp8"]
-
-
-def log_softmax(row):
-    top = max(row)
-    total = math.log(sum(math.exp(value - top) for value in row)) + top
-    return [value - total for value in row]
-
-
-def prompt_logprobs(server, ids):
-    """[len(ids) - 1][VOCAB]: log-probabilities at every prompt position but the last, by echo."""
-    status, answer = server.post("/v1/completions", {
-        "model": "", "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": VOCAB, "temperature": 0,
-        "return_token_ids": True, "return_tokens_as_token_ids": True}, timeout=120)
-    if status != 200:
-        raise AssertionError(answer)
-    found = []
-    for entry in answer["choices"][0]["logprobs"]["top_logprobs"]:
-        if entry is None:  # the first token has none
-            continue
-        row = [None] * VOCAB
-        for key, value in entry.items():
-            row[int(key.removeprefix("token_id:"))] = value
-        found.append(row)
-    return found
-
-
-def greedy(server, ids, count):
-    status, answer = server.post("/v1/completions", {
-        "model": "", "prompt": ids, "max_tokens": count, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True}, timeout=120)
-    if status != 200:
-        raise AssertionError(answer)
-    return answer["choices"][0]["token_ids"]
+DENSE = ["llama", "qwen2", "qwen3"]
+EXPERTS = ["mixtral", "qwen3_moe", "deepseek_v3", "kimi_k2", "qwen3_moe_fp8"]
+STEPS = 24
 
 
 class Golden(unittest.TestCase):
@@ -56,37 +22,64 @@ class Golden(unittest.TestCase):
         if harness.golden("llama") is None:
             raise unittest.SkipTest("no golden models beside the project")
 
-    def serve(self, model, *options):
-        return harness.Server(model, "--parity", f"--max-logprobs={VOCAB}", "--max-sequences=4",
-                              "--kv-cache-tokens=2048", *options)
+    def check_family(self, family, workers, chunks):
+        """`chunks`: prompt tokens in one step; 0: as many as there are."""
+        reference = golden_client.expected(family)
+        first = None
+        for chunk in chunks:
+            with self.subTest(family=family, workers=workers, chunk=chunk or "whole"):
+                env = {"TANDEM_PREFILL_CHUNK_TOKENS": str(chunk)} if chunk else {}
+                with golden_client.serve(harness.golden(family), f"--expert-workers={workers}", env=env) as server:
+                    found = golden_client.assert_golden(self, server, family, reference)
+                    first = first or found
+                    self.assertEqual(found, first, "bits depend on the chunking")
+                    self.check_batch(server, reference, found)
+                    self.check_prefix_cache(server, reference, found)
 
-    def compare(self, server, family, expected):
-        for name in ("seq0", "seq1"):
-            ids = safetensors_io.values(expected[f"{name}.ids"])
-            logits = safetensors_io.rows(expected[f"{name}.logits"])
-            largest = max(abs(value) for row in logits for value in row)
-            worst = 0.0
-            for position, row in enumerate(prompt_logprobs(server, ids)[:len(ids) - 1]):
-                want = log_softmax(logits[position])
-                worst = max(worst, max(abs(a - b) for a, b in zip(row, want)))
-            self.assertLess(worst, 1e-4 * largest, f"{family} {name}")
-            steps = safetensors_io.values(expected[f"{name}.greedy.ids"])
-            self.assertEqual(greedy(server, ids, len(steps)), steps, f"{family} {name}")
+    # Both prompts are one request, so that they are in the same steps.
+    def check_batch(self, server, reference, alone):
+        names = list(alone)
+        prompts = [safetensors_io.values(reference[f"{name}.ids"]) for name in names]
+        answer = golden_client.complete(server, prompts, STEPS, echo=True)
+        for name, choice in zip(names, answer["choices"]):
+            self.assertEqual(golden_client.rows(choice), alone[name][0], "bits depend on the batch")
+            self.assertEqual(choice["token_ids"], alone[name][1])
 
-    def test_families_with_one_two_and_three_workers(self):
-        for number, family in enumerate(FAMILIES):
-            model = harness.golden(family)
-            expected = safetensors_io.read(model / "expected.safetensors")
-            # Every family with one worker; the number of workers varies over the MoE families.
-            for workers in {1, 1 + number % 3}:
-                with self.subTest(family=family, workers=workers):
-                    with self.serve(model, f"--expert-workers={workers}") as server:
-                        self.compare(server, family, expected)
+    def check_prefix_cache(self, server, reference, alone):
+        ids = safetensors_io.values(reference["seq0.ids"])
+        for expect_hit in (False, True):
+            answer = golden_client.complete(server, ids, STEPS)
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            self.assertEqual(cached > 0, expect_hit, answer["usage"])
+            choice = answer["choices"][0]
+            self.assertEqual(golden_client.rows(choice), alone["seq0"][0][len(ids) - 1:],
+                             "bits depend on the prefix cache")
+            self.assertEqual(choice["token_ids"], alone["seq0"][1])
 
-    def altered(self, family):
-        directory = pathlib.Path(tempfile.mkdtemp(prefix="tandem-golden-"))
-        self.addCleanup(shutil.rmtree, directory)
-        return harness.copy_model(harness.golden(family), directory / family)
+    def test_dense_families(self):
+        for family in DENSE:
+            self.check_family(family, 1, (0, 5, 1))
+
+    def test_families_with_experts_and_one_worker(self):
+        for family in EXPERTS:
+            self.check_family(family, 1, (0, 5, 1))
+
+    def test_families_with_experts_and_two_workers(self):
+        for family in EXPERTS:
+            self.check_family(family, 2, (0,))
+
+    def test_families_with_experts_and_three_workers(self):
+        for family in EXPERTS:
+            self.check_family(family, 3, (5,))
+
+    def test_long_prompt(self):
+        for family in ("llama", "deepseek_v3"):
+            reference = golden_client.expected(family)
+            ids = safetensors_io.values(reference["seq2.ids"])
+            with self.subTest(family), golden_client.serve(harness.golden(family), "--max-step-rows=64") as server:
+                got, _ = golden_client.score(server, ids)
+                tail = safetensors_io.rows(reference["seq2.logits_tail"])
+                golden_client.assert_logits(self, got[len(ids) - len(tail):], tail, family)
 
 
 if __name__ == "__main__":

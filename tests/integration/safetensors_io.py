@@ -8,7 +8,8 @@ CODES = {"F32": "f", "I32": "i", "I64": "q", "U8": "B", "BF16": "H", "F16": "e"}
 
 def read(path):
     """-> {name: (dtype, shape, bytes)}."""
-    data = open(path, "rb").read()
+    with open(path, "rb") as file:
+        data = file.read()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + length])
     header.pop("__metadata__", None)

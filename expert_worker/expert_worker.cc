@@ -77,6 +77,7 @@ absl::Status ExpertWorker::Load(const LoadRequest& request) {
            {"bytes", LogValue(store->data_bytes())},
            {"pages", std::string(PageKindName(store->page_kind()))},
            {"sealed", store->sealed() ? "yes" : "no"},
+           {"reattached", reattached_ ? "yes" : "no"},
            {"seconds", LogValue(seconds.count())}});
   store_ = std::move(store);
   return StartEngine();

@@ -99,7 +99,7 @@ class Faults(unittest.TestCase):
     def test_expert_worker_killed(self):
         self.strike("tandem-expert-worker", signal.SIGKILL)
         # Its weights were kept: the new one attached to them.
-        self.assertIn("reattached=true", self.server.log())
+        self.assertIn("reattached=yes", self.server.log())
 
     def test_expert_worker_stopped(self):
         self.strike("tandem-expert-worker", signal.SIGSTOP)

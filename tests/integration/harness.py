@@ -104,8 +104,11 @@ class Server:
         return self.children()[program][0]
 
     def bound_ports(self):
-        """What the gateway wrote of its ports; None while it has not."""
-        for argument in pathlib.Path(f"/proc/{self.pid_of('tandem-gateway')}/cmdline").read_bytes().split(b"\0"):
+        """What the gateway wrote of its ports; None while it has not, or is not there."""
+        pids = self.children().get("tandem-gateway")
+        if not pids:
+            return None
+        for argument in pathlib.Path(f"/proc/{pids[0]}/cmdline").read_bytes().split(b"\0"):
             if argument.startswith(b"--ports-file="):
                 try:
                     return json.loads(pathlib.Path(argument.split(b"=", 1)[1].decode()).read_text())
@@ -115,7 +118,7 @@ class Server:
 
     def metrics_ports(self):
         """Ports of every process that said where its metrics are."""
-        return [int(port) for port in re.findall(r"event=metrics_listening .*?port=(\d+)", self.log())]
+        return [int(port) for port in re.findall(r"metrics_(?:listening port|port)=(\d+)", self.log())]
 
     def request(self, method, path, body=None, headers=None, timeout=60):
         """-> (status, headers, bytes)."""

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "common/base/check.h"
+#include "gpu_worker/backend_cpu/finite.h"
 #include "gpu_worker/backend_cpu/ops.h"
 
 namespace tandem::gpu::cpu {
@@ -72,13 +72,6 @@ void Sigmoid(const OpContext& context, const float* logits, float* scores, int n
   for (int i = 0; i < n; ++i) scores[i] = -logits[i];
   context.kernels.exp(scores, scores, static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + scores[i]);
-}
-
-bool AllFinite(const float* x, int n) {
-  // x - x is NaN exactly where x is not finite; adding NaN keeps it.
-  float sum = 0;
-  for (int i = 0; i < n; ++i) sum += x[i] - x[i];
-  return sum == 0;
 }
 
 void RouteRow(const OpContext& context, const RouterArgs& args, const float* logits, float* scores,

@@ -7,11 +7,10 @@
 // cumulative distribution at UniformAt(seed, position).
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "common/base/check.h"
-#include "common/tensor/convert.h"
+#include "gpu_worker/backend_cpu/finite.h"
 #include "gpu_worker/backend_cpu/ops.h"
 #include "gpu_worker/backend_cpu/random.h"
 #include "gpu_worker/backend_cpu/top_tokens.h"
@@ -229,7 +228,7 @@ class Draw {
 int32_t SampleRow(OpContext& context, const SampleArgs& args, int64_t row, ThreadScratch& scratch) {
   float* logits = args.logits.data + row * args.logits.ld;
   const SampleParams& params = args.params[row];
-  if (FindNonFinite(logits, args.vocab).has_value()) return -1;
+  if (!AllFinite(logits, args.vocab)) return -1;
   Adjust(args, params, logits);
   const float max = FindBlockMax(context.vectors, logits, args.vocab, scratch);
   if (max == kMinusInfinity) return -1;  // everything is masked out

@@ -38,8 +38,9 @@ int64_t CollectAtLeast(const float* values, int64_t n, float threshold, ThreadSc
     if (!(scratch.block_max[static_cast<size_t>(b)] >= threshold)) continue;
     const int64_t end = std::min((b + 1) * kBlockTokens, n);
     for (int64_t i = b * kBlockTokens; i < end; ++i) {
-      if (values[i] >= threshold)
-        scratch.ids[static_cast<size_t>(count++)] = static_cast<int32_t>(i);
+      // Without a branch: in a block that has one wanted token, the others are a coin toss.
+      scratch.ids[static_cast<size_t>(count)] = static_cast<int32_t>(i);
+      count += values[i] >= threshold ? 1 : 0;
     }
   }
   return count;

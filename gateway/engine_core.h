@@ -80,7 +80,7 @@ class EngineCore {
   void StartServing();
   void SendSteps();
   void SendStep(const StepPlan& plan);
-  bool StepIsOverdue() const;
+  bool StepIsOverdue();
 
   void Finish(OpenRequest* request, GenerationEvent event);
   void FailRequests(const std::vector<RequestId>& ids, const absl::Status& error);
@@ -102,6 +102,7 @@ class EngineCore {
   uint64_t counted_preemptions_ = 0;
   std::vector<StepOut> steps_out_;  // oldest first
   int64_t last_progress_ns_ = 0;    // last response, or first step sent after none was out
+  bool grace_given_ = false;        // since then
 
   std::unordered_map<uint64_t, std::unique_ptr<OpenRequest>> requests_;
   std::vector<std::pair<std::shared_ptr<GenerationListener>, GenerationEvent>> events_;

@@ -133,6 +133,16 @@ TEST_F(EngineCoreTest, LosesAWorkerExactlyAtTheDeadline) {
   EXPECT_GT(port_.disconnects, 0);
 }
 
+TEST_F(EngineCoreTest, GivesAMomentMoreWhenItComesLateItself) {
+  Serve();
+  const auto listener = Submit();
+  Advance(3000);
+  EXPECT_EQ(listener->finished, 0);
+  EXPECT_EQ(core_->NextDeadlineNs(), clock_.NowNs() + 200 * kMs);
+  Advance(3000);
+  ExpectLost(*listener);
+}
+
 TEST_F(EngineCoreTest, AHeartbeatMovesTheDeadline) {
   Serve();
   const auto listener = Submit();

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/model/model_loader.h"
@@ -76,6 +77,12 @@ absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& dir) {
   ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(dir));
   model.defaults = DefaultsOf(generation);
   RETURN_IF_ERROR(LoadText(dir, &model));
+  // A tokenizer with ids beyond the embeddings belongs to another model.
+  if (model.tokenizer && model.tokenizer->vocab_size() > static_cast<uint32_t>(spec.vocab)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(dir, "/tokenizer.json: token ids up to ", model.tokenizer->vocab_size() - 1,
+                     ", but config.json has a vocabulary of ", spec.vocab));
+  }
 
   model.end_ids = spec.end_ids;
   model.end_ids.insert(model.end_ids.end(), generation.end_ids.begin(), generation.end_ids.end());

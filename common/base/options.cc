@@ -56,6 +56,7 @@ void OptionParser::Add(std::string_view name, std::string_view help, int* value,
   const int64_t low = std::max<int64_t>(range.min, std::numeric_limits<int>::min());
   const int64_t high = std::min<int64_t>(range.max, std::numeric_limits<int>::max());
   Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->check(CLI::Range(low, high))
       ->capture_default_str();
 }
@@ -63,16 +64,21 @@ void OptionParser::Add(std::string_view name, std::string_view help, int* value,
 void OptionParser::Add(std::string_view name, std::string_view help, int64_t* value,
                        IntRange range) {
   Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->check(CLI::Range(range.min, range.max))
       ->capture_default_str();
 }
 
 void OptionParser::Add(std::string_view name, std::string_view help, std::string* value) {
-  Finish(app_->add_option(Flag(name), *value, std::string(help)), name)->capture_default_str();
+  Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->capture_default_str();
 }
 
 void OptionParser::Add(std::string_view name, std::string_view help, double* value) {
-  Finish(app_->add_option(Flag(name), *value, std::string(help)), name)->capture_default_str();
+  Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->capture_default_str();
 }
 
 void OptionParser::AddFlag(std::string_view name, std::string_view help, bool* value) {
@@ -87,6 +93,7 @@ void OptionParser::AddList(std::string_view name, std::string_view help,
 void OptionParser::AddChoice(std::string_view name, std::string_view help, std::string* value,
                              std::vector<std::string> choices) {
   Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->check(CLI::IsMember(std::move(choices)))
       ->capture_default_str();
 }

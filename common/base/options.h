@@ -1,7 +1,7 @@
 #pragma once
 
 // Command-line options of a process, over CLI11. Every option `--like-this` can also be given as
-// environment TANDEM_LIKE_THIS; the flag wins. Values are validated while parsing and an error names
+// environment TANDEM_LIKE_THIS; the flag wins, and of a flag given twice the last. Values are validated while parsing and an error names
 // the option and what it accepts. Environment values that Kubernetes injects for a Service
 // ("tcp://10.0.0.7:8080") are ignored with one log line.
 //

@@ -90,7 +90,7 @@ class Refusals(unittest.TestCase):
             self.assertEqual(self.assert_refused(harness.TINY, str(port), options=(f"--http-port={port}",)), 3)
 
     def test_model_that_does_not_fit_shows_the_budget(self):
-        self.assert_refused(harness.TINY, "KV", options=("--kv-cache-tokens=4000000000",))
+        self.assert_refused(harness.TINY, "key/value cache", options=("--kv-cache-tokens=4000000000",))
 
     def test_bad_option_is_a_usage_error(self):
         self.assertEqual(self.assert_refused(harness.TINY, "--max-isa", options=("--max-isa=mmx",)), 2)

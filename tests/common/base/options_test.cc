@@ -41,6 +41,13 @@ TEST_F(Options, RefusesValuesOutsideTheirRange) {
   EXPECT_EQ(Parse({"--no-such-option"}), 2);
 }
 
+TEST_F(Options, TheLastOfARepeatedFlagWins) {
+  EXPECT_EQ(Parse({"--http-port=1", "--http-port=2", "--max-isa=avx2", "--max-isa=ref"}),
+            std::nullopt);
+  EXPECT_EQ(port_, 2);
+  EXPECT_EQ(isa_, "ref");
+}
+
 TEST_F(Options, HelpIsNoError) { EXPECT_EQ(Parse({"--help"}), 0); }
 
 class WithEnvironment : public ::testing::Test {

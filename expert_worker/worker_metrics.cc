@@ -51,13 +51,13 @@ std::vector<MetricFamily> WorkerRegistry::Collect() const {
   const ExpertWorker::Info info = worker_->info();
   const ExpertWorker::Options& options = worker_->options();
   FamilyList list(&families);
-  list.Gauge("ready", "1 when experts are loaded and links are accepted",
+  list.Gauge("ready_workers", "1 when experts are loaded and links are accepted",
              info.phase == ExpertWorker::Phase::kReady && !info.draining ? 1 : 0);
-  list.Gauge("load_bytes", "Packed bytes loaded so far", static_cast<double>(info.loaded_bytes));
-  list.Gauge("load_total_bytes", "Packed bytes of this worker's share",
+  list.Gauge("loaded_bytes", "Packed bytes loaded so far", static_cast<double>(info.loaded_bytes));
+  list.Gauge("share_bytes", "Packed bytes of this worker's share",
              static_cast<double>(info.total_bytes));
-  list.Gauge("reattached", "1 when the weights were found in the store and not loaded again",
-             info.reattached ? 1 : 0);
+  list.Gauge("kept_bytes", "Bytes of packed experts that a former process had left in the store",
+             info.reattached ? static_cast<double>(info.weights_bytes) : 0);
   list.Gauge("weights_bytes", "Bytes of packed experts, by kind of pages",
              static_cast<double>(info.weights_bytes),
              {{"pages", std::string(PageKindName(info.page_kind))}});
@@ -66,7 +66,8 @@ std::vector<MetricFamily> WorkerRegistry::Collect() const {
   list.Gauge("threads", "Threads that compute experts, by kernel table", options.threads,
              {{"isa", std::string(IsaName(options.kernels->isa))}});
   list.Gauge("pinned_threads", "Threads that sit on the CPU they were given", info.pinned_threads);
-  list.Gauge("link_attached", "1 while a gpu worker is attached", info.link.attached ? 1 : 0);
+  list.Gauge("attached_gpu_workers", "1 while a gpu worker is attached",
+             info.link.attached ? 1 : 0);
   list.Counter("link_attachments_total", "Gpu workers attached since start",
                static_cast<double>(info.link.attachments));
   list.Counter("link_batches_total", "Batches computed since start",

@@ -167,10 +167,10 @@ TEST_F(ExpertServiceTest, MetricsShowLoadAndLink) {
     ADD_FAILURE() << "no " << name;
     return -1.0;
   };
-  EXPECT_EQ(value("tandem_expert_worker_ready"), 0);
+  EXPECT_EQ(value("tandem_expert_worker_ready_workers"), 0);
   v1::LoadExpertsResponse last;
   ASSERT_TRUE(Load(LoadRequest(), &last).ok());
-  EXPECT_EQ(value("tandem_expert_worker_ready"), 1);
+  EXPECT_EQ(value("tandem_expert_worker_ready_workers"), 1);
   EXPECT_EQ(value("tandem_expert_worker_weights_bytes"), static_cast<double>(last.total_bytes()));
 }
 

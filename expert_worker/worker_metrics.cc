@@ -34,7 +34,7 @@ class FamilyList {
            std::vector<ClientMetric::Label> labels) {
     metric.label = std::move(labels);
     MetricFamily family;
-    family.name = "tandem_expert_worker_" + std::string(name);
+    family.name = std::string(name);
     family.help = std::string(help);
     family.type = type;
     family.metric.push_back(std::move(metric));
@@ -51,28 +51,34 @@ std::vector<MetricFamily> WorkerRegistry::Collect() const {
   const ExpertWorker::Info info = worker_->info();
   const ExpertWorker::Options& options = worker_->options();
   FamilyList list(&families);
-  list.Gauge("ready_workers", "1 when experts are loaded and links are accepted",
+  list.Gauge("tandem_expert_worker_ready_workers",
+             "1 when experts are loaded and links are accepted",
              info.phase == ExpertWorker::Phase::kReady && !info.draining ? 1 : 0);
-  list.Gauge("loaded_bytes", "Packed bytes loaded so far", static_cast<double>(info.loaded_bytes));
-  list.Gauge("share_bytes", "Packed bytes of this worker's share",
+  list.Gauge("tandem_expert_worker_loaded_bytes", "Packed bytes loaded so far",
+             static_cast<double>(info.loaded_bytes));
+  list.Gauge("tandem_expert_worker_share_bytes", "Packed bytes of this worker's share",
              static_cast<double>(info.total_bytes));
-  list.Gauge("kept_bytes", "Bytes of packed experts that a former process had left in the store",
+  list.Gauge("tandem_expert_worker_kept_bytes",
+             "Bytes of packed experts that a former process had left in the store",
              info.reattached ? static_cast<double>(info.weights_bytes) : 0);
-  list.Gauge("weights_bytes", "Bytes of packed experts, by kind of pages",
+  list.Gauge("tandem_expert_worker_weights_bytes", "Bytes of packed experts, by kind of pages",
              static_cast<double>(info.weights_bytes),
              {{"pages", std::string(PageKindName(info.page_kind))}});
-  list.Gauge("workspace_bytes", "Bytes of activations set aside for the link's largest batch",
+  list.Gauge("tandem_expert_worker_workspace_bytes",
+             "Bytes of activations set aside for the link's largest batch",
              static_cast<double>(info.workspace_bytes));
-  list.Gauge("threads", "Threads that compute experts, by kernel table", options.threads,
-             {{"isa", std::string(IsaName(options.kernels->isa))}});
-  list.Gauge("pinned_threads", "Threads that sit on the CPU they were given", info.pinned_threads);
-  list.Gauge("attached_gpu_workers", "1 while a gpu worker is attached",
+  list.Gauge("tandem_expert_worker_threads", "Threads that compute experts, by kernel table",
+             options.threads, {{"isa", std::string(IsaName(options.kernels->isa))}});
+  list.Gauge("tandem_expert_worker_pinned_threads", "Threads that sit on the CPU they were given",
+             info.pinned_threads);
+  list.Gauge("tandem_expert_worker_attached_gpu_workers", "1 while a gpu worker is attached",
              info.link.attached ? 1 : 0);
-  list.Counter("link_attachments_total", "Gpu workers attached since start",
+  list.Counter("tandem_expert_worker_link_attachments_total", "Gpu workers attached since start",
                static_cast<double>(info.link.attachments));
-  list.Counter("link_batches_total", "Batches computed since start",
+  list.Counter("tandem_expert_worker_link_batches_total", "Batches computed since start",
                static_cast<double>(info.link.batches));
-  list.Counter("link_refused_slots_total", "Submissions refused as malformed since start",
+  list.Counter("tandem_expert_worker_link_refused_slots_total",
+               "Submissions refused as malformed since start",
                static_cast<double>(info.link.refused_slots));
   return families;
 }

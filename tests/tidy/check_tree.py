@@ -39,9 +39,12 @@ ALLOWED = {
                 "gateway/scheduling", "gateway/api", "proto/worker", "proto/serving"},
     "deploy/cli": COMMON | {"proto/worker", "proto/serving"},
 }
-# The one exception, by file: the in-process link and its assembly run the expert engine in the
-# gpu_worker's process.
+# The one exception, by file: the assembly of the CPU backend picks its kernel table, and the in-process
+# link runs the expert engine in the gpu_worker's process.
 EXCEPTIONS = {
+    "gpu_worker/main.cc": KERNELS,
+    "gpu_worker/loaded_model.h": KERNELS,
+    "gpu_worker/loaded_model.cc": KERNELS,
     "gpu_worker/inprocess_experts.cc": KERNELS,
     "gpu_worker/inprocess_experts.h": KERNELS,
 }
@@ -144,11 +147,11 @@ def check_symbols(_root, build):
 
 
 def check_metrics(root, _build):
-    unit = r"(_seconds|_bytes|_tokens|_requests|_rows|_ratio|_info|_total|_count|_steps|_sequences|_blocks|_connections|_workers|_nodes|_pages|_cpus|_threads|_restarts)$"
+    unit = r"(_seconds|_bytes|_tokens|_requests|_rows|_ratio|_info|_total|_count|_steps|_sequences|_blocks|_connections|_workers|_nodes|_pages|_cpus|_threads|_restarts|_up)$"
     for name, text in sources(root, (".cc",)):
         if name.startswith("tests/"):
             continue
-        for metric in re.findall(r'"(tandem_[a-z0-9_]+)"', text):
+        for metric in re.findall(r'"(tandem_[a-z0-9_]+[a-z0-9])"', text):
             if re.match(r"tandem_(gateway|gpu_worker|expert_worker|build)_", metric) is None:
                 yield f"{name}: {metric} names no service"
             elif re.search(unit, metric) is None:

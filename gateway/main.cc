@@ -182,8 +182,10 @@ sigset_t BlockStopSignals() {
   return signals;
 }
 
-// Returns at the first stop signal; until then the health service follows the engine.
-void ServeUntilSignal(const sigset_t& signals, const Engine& engine, GrpcServer& grpc_server) {
+// Until the first stop signal the health service follows the engine. An error: the model cannot be
+// loaded, so that waiting is of no use.
+absl::Status ServeUntilSignal(const sigset_t& signals, const Engine& engine,
+                              GrpcServer& grpc_server) {
   bool serving = false;
   for (;;) {
     const absl::Status ready = engine.Ready();
@@ -192,8 +194,9 @@ void ServeUntilSignal(const sigset_t& signals, const Engine& engine, GrpcServer&
       grpc_server.SetServing(serving);
       LogInfo(serving ? "ready" : "not_ready", {{"reason", std::string(ready.message())}});
     }
+    if (!ready.ok() && !absl::IsUnavailable(ready)) return ready;
     const timespec interval = {.tv_sec = 0, .tv_nsec = kReadyPollNs};
-    if (sigtimedwait(&signals, nullptr, &interval) > 0) return;
+    if (sigtimedwait(&signals, nullptr, &interval) > 0) return absl::OkStatus();
   }
 }
 
@@ -255,9 +258,9 @@ int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
                      ",\"metrics\":", metrics_port, "}"));
     if (!written.ok()) return Fail(written, kExitFailure);
   }
-  ServeUntilSignal(signals, *engine, **grpc_server);
+  const absl::Status ended = ServeUntilSignal(signals, *engine, **grpc_server);
   DrainAll(flags, *engine, **http_server, **grpc_server);
-  return 0;
+  return ended.ok() ? 0 : Fail(ended, kExitBadModel);
 }
 
 int Main(int argc, char** argv) {

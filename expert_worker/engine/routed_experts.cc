@@ -72,6 +72,7 @@ absl::Status RoutedExperts::Configure(const shm::BatchLimits& limits) {
   const size_t floats = x_floats + act_floats + static_cast<size_t>(threads_) * scratch_floats_;
   ASSIGN_OR_RETURN(workspace_,
                    PageBuffer::Allocate((floats + 1) * sizeof(float), HugePages::kAuto));
+  workspace_bytes_.store(workspace_.bytes(), std::memory_order_relaxed);
   x_ = static_cast<float*>(workspace_.data());
   act_ = x_ + x_floats;
   scratch_ = act_ + act_floats;

@@ -51,7 +51,8 @@ class RoutedExperts final : public shm::BatchHandler {
   absl::Status Configure(const shm::BatchLimits& limits) override;
   void Run(const shm::ExpertBatch& batch, int thread, int threads) override;
 
-  uint64_t workspace_bytes() const { return workspace_.bytes(); }
+  // Any thread.
+  uint64_t workspace_bytes() const { return workspace_bytes_.load(std::memory_order_relaxed); }
 
  private:
   // Rows of one expert: positions [begin, begin + count) of the grouped picks.
@@ -80,6 +81,7 @@ class RoutedExperts final : public shm::BatchHandler {
 
   shm::BatchLimits limits_;
   PageBuffer workspace_;
+  std::atomic<uint64_t> workspace_bytes_{0};
   size_t x_stride_ = 0;
   size_t act_stride_ = 0;
   size_t scratch_floats_ = 0;  // of one thread

@@ -35,7 +35,7 @@ def complete(server, prompt, max_tokens, **fields):
             "logprobs": VOCAB, "return_token_ids": True, "return_tokens_as_token_ids": True, **fields}
     status, answer = server.post("/v1/completions", body, timeout=120)
     if status != 200:
-        raise AssertionError(f"{status}: {answer}")
+        raise AssertionError(f"{status}: {answer}\n{server.log()}")
     return answer
 
 

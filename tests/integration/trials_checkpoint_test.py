@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import unittest
 
+import alive
 import golden_client
 import harness
 import safetensors_io
@@ -98,6 +99,7 @@ class Checkpoints(unittest.TestCase):
         body = {"model": "", "prompt": safetensors_io.values(reference["seq0.ids"]), "max_tokens": 24,
                 "temperature": 0, "return_token_ids": True}
         with golden_client.serve(model) as server:
+            still_alive = alive.Alive(server)
             status, whole = server.post("/v1/completions", body)
             self.assertEqual(status, 200, whole)
             streamed, reason, usage = [], None, None
@@ -108,6 +110,7 @@ class Checkpoints(unittest.TestCase):
                     streamed += choice.get("token_ids", [])
                     reason = choice["finish_reason"] or reason
             stream.close()
+            still_alive.check(self)
         choice = whole["choices"][0]
         self.assertEqual(choice["finish_reason"], "stop")
         # The end id itself may be listed among the ids, but is no part of the answer.

@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 
+import alive
 import golden_client
 import harness
 import safetensors_io
@@ -42,6 +43,7 @@ class Clients(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = harness.Server()
+        cls.alive = alive.Alive(cls.server)
         cls.question = harness.chat("What is 17 + 25?", temperature=0)
         started = time.monotonic()
         cls.answer = cls.ask(cls)
@@ -50,6 +52,9 @@ class Clients(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.server.stop()
+
+    def tearDown(self):
+        self.alive.check(self)
 
     def ask(self, **fields):
         status, answer = self.server.post("/v1/chat/completions", {**self.question, **fields})
@@ -114,8 +119,7 @@ class GoldenTrials(unittest.TestCase):
         ids = safetensors_io.values(golden_client.expected("llama")["seq2.ids"])
         steps = 4
         with golden_client.serve(harness.golden("llama")) as server:
-            free = 'tandem_gateway_kv_free_blocks{group="0"}'
-            baseline = server.metrics()[free]
+            still_alive = alive.Alive(server)
             block = 2048 // int(server.metrics()['tandem_gateway_kv_total_blocks{group="0"}'])
             self.assertLess(2 * block, len(ids))
             for length in (2 * block, 2 * block + 1, 2 * block - 1):
@@ -131,7 +135,7 @@ class GoldenTrials(unittest.TestCase):
                     choice = answer["choices"][0]
                     self.assertEqual(golden_client.rows(choice), cold[length - 1:], length)
                     self.assertEqual(choice["token_ids"], want)
-            self.assertEqual(server.wait_metric(free, baseline), baseline)
+            still_alive.check(self)
 
 
 def argument(pid, flag):

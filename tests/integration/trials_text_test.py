@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import unittest
 
+import alive
 import harness
 import scripted_model
 
@@ -65,6 +66,10 @@ class Text(unittest.TestCase):
         successors[562].append(END_THINK)  # said instead of " " when that is banned
         model = scripted_model.make(cls.directory / "qwen3", DATA / "tokenizers" / "qwen3", 151_936, successors)
         cls.server = harness.Server(model)
+        cls.alive = alive.Alive(cls.server)
+
+    def tearDown(self):
+        self.alive.check(self)
 
     @classmethod
     def tearDownClass(cls):
@@ -183,6 +188,10 @@ class Templates(unittest.TestCase):
         (model / "chat_template.jinja").write_text(
             "{%- if client_tools is defined %}{%- set tools = client_tools %}{%- endif %}" + branches + "{% endif %}")
         cls.server = harness.Server(model)
+        cls.alive = alive.Alive(cls.server)
+
+    def tearDown(self):
+        self.alive.check(self)
 
     @classmethod
     def tearDownClass(cls):

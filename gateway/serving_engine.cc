@@ -13,6 +13,7 @@
 #include "gateway/engine_board.h"
 #include "gateway/engine_core.h"
 #include "gateway/engine_metrics.h"
+#include "gateway/engine_over_port.h"
 #include "gateway/worker_client.h"
 
 namespace tandem::gateway {
@@ -39,18 +40,16 @@ struct Mailbox {
 class ServingEngine final : public Engine {
  public:
   ServingEngine(EngineOptions options, TextSinkFactory text,
-                std::shared_ptr<prometheus::Registry> registry, std::shared_ptr<const Clock> clock)
+                std::shared_ptr<prometheus::Registry> registry, std::shared_ptr<const Clock> clock,
+                const WorkerPortFactory& make_port)
       : options_(std::move(options)),
         text_(std::move(text)),
         clock_(std::move(clock)),
         metrics_(std::move(registry)),
         board_(
             {.max_requests = options_.max_queue_requests, .max_tokens = options_.max_queue_tokens}),
-        client_({.address = options_.worker_address,
-                 .model_dir = options_.model_dir,
-                 .load_timeout_ms = options_.load_timeout_ms},
-                [this](WorkerEvent event) { Post(std::move(event)); }),
-        core_(options_, clock_.get(), &metrics_, &board_, &client_),
+        worker_(make_port([this](WorkerEvent event) { Post(std::move(event)); })),
+        core_(options_, clock_.get(), &metrics_, &board_, worker_.get()),
         thread_([this] { Run(); }) {}
 
   ~ServingEngine() override {
@@ -90,8 +89,8 @@ class ServingEngine final : public Engine {
   EngineMetrics metrics_;
   EngineBoard board_;
   Mailbox mailbox_;
-  uint64_t next_handle_ = 1;  // guarded by mailbox_.mutex
-  WorkerClient client_;       // used by the engine thread only, like core_
+  uint64_t next_handle_ = 1;                  // guarded by mailbox_.mutex
+  const std::unique_ptr<WorkerPort> worker_;  // used by the engine thread only, like core_
   EngineCore core_;
   std::thread thread_;
 };
@@ -182,12 +181,25 @@ void ServingEngine::Run() {
 
 }  // namespace
 
+std::unique_ptr<Engine> MakeEngineOverPort(EngineOptions options, TextSinkFactory text,
+                                           std::shared_ptr<prometheus::Registry> registry,
+                                           std::shared_ptr<const Clock> clock,
+                                           const WorkerPortFactory& make_port) {
+  if (!clock) clock = std::make_shared<SteadyClock>();
+  return std::make_unique<ServingEngine>(std::move(options), std::move(text), std::move(registry),
+                                         std::move(clock), make_port);
+}
+
 std::unique_ptr<Engine> MakeEngine(EngineOptions options, TextSinkFactory text,
                                    std::shared_ptr<prometheus::Registry> registry,
                                    std::shared_ptr<const Clock> clock) {
-  if (!clock) clock = std::make_shared<SteadyClock>();
-  return std::make_unique<ServingEngine>(std::move(options), std::move(text), std::move(registry),
-                                         std::move(clock));
+  const WorkerClientOptions client = {.address = options.worker_address,
+                                      .model_dir = options.model_dir,
+                                      .load_timeout_ms = options.load_timeout_ms};
+  return MakeEngineOverPort(std::move(options), std::move(text), std::move(registry),
+                            std::move(clock), [&](WorkerEventSink sink) {
+                              return std::make_unique<WorkerClient>(client, std::move(sink));
+                            });
 }
 
 }  // namespace tandem::gateway

@@ -81,15 +81,10 @@ class FakeGpuWorker::Service final : public GpuWorkerService::Service {
       if (!worker_->Delay(request.step(), context, stream)) break;
       if (worker_->streams_broken_ != broken_before) break;
       StepResponse response;
-      {
-        const std::lock_guard lock(worker_->mutex_);
-        *response.mutable_result() = worker_->RunStep(request.step());
-      }
-      ++worker_->steps_;
+      *response.mutable_result() = worker_->Execute(request.step());
       stream->Write(response);
     }
-    const std::lock_guard lock(worker_->mutex_);
-    worker_->model_->ReleaseAll();
+    worker_->ForgetSequences();
     return {grpc::StatusCode::ABORTED, "the stream was broken"};
   }
 
@@ -144,6 +139,11 @@ void FakeGpuWorker::set_ready(bool ready) {
   ready_ = ready;
 }
 
+bool FakeGpuWorker::ready() const {
+  const std::lock_guard lock(mutex_);
+  return ready_;
+}
+
 void FakeGpuWorker::set_load_status(grpc::Status status) {
   const std::lock_guard lock(mutex_);
   load_status_ = std::move(status);
@@ -169,6 +169,22 @@ std::vector<uint32_t> FakeGpuWorker::Continuation(const std::vector<uint32_t>& p
                                                   const FakeLimits& limits) const {
   const std::lock_guard lock(mutex_);
   return model_->Continuation(prompt, limits);
+}
+
+ModelInfo FakeGpuWorker::Model() const {
+  const std::lock_guard lock(mutex_);
+  return Info();
+}
+
+StepResult FakeGpuWorker::Execute(const worker::v1::Step& step) {
+  const std::lock_guard lock(mutex_);
+  ++steps_;
+  return RunStep(step);
+}
+
+void FakeGpuWorker::ForgetSequences() {
+  const std::lock_guard lock(mutex_);
+  model_->ReleaseAll();
 }
 
 ModelInfo FakeGpuWorker::Info() const {

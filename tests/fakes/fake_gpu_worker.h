@@ -53,12 +53,19 @@ class FakeGpuWorker {
   // Next step with sequences: outcome UNAVAILABLE; until set_ready(true) so are all after it.
   void FailNextStep(std::string error);
   void set_ready(bool ready);
+  bool ready() const;
   // Takes steps but does not answer them, nor send heartbeats.
   void set_hung(bool hung) { hung_ = hung; }
   void set_step_delay_ms(uint32_t delay_ms) { step_delay_ms_ = delay_ms; }
   // Load fails with this status from now on; OK: no more.
   void set_load_status(grpc::Status status);
   void set_script(std::vector<uint32_t> script);
+
+  // The worker's answers without a server, for a port within the process.
+  worker::v1::ModelInfo Model() const;
+  worker::v1::StepResult Execute(const worker::v1::Step& step);
+  // The stream has ended.
+  void ForgetSequences();
 
   uint64_t steps() const { return steps_; }
   uint64_t loads() const { return loads_; }

@@ -52,6 +52,11 @@ void FakeModel::AppendBlocks(uint64_t sequence, uint32_t group, std::span<const 
   }
 }
 
+void FakeModel::SpoilBlock(uint32_t group, uint32_t block, uint32_t first_offset) {
+  const size_t size = groups_[group].block_tokens;
+  for (size_t i = first_offset; i < size; ++i) slots_[group][block * size + i] ^= 0xbad;
+}
+
 void FakeModel::Deactivate(uint64_t sequence) {
   const auto it = sequences_.find(sequence);
   if (it != sequences_.end()) it->second.finished = true;

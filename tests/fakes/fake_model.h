@@ -51,6 +51,8 @@ class FakeModel {
   FakeResult Run(uint64_t sequence, uint32_t start_position,
                  std::optional<std::span<const uint32_t>> tokens, bool sample);
   void Release(uint64_t sequence);
+  // A failed step leaves anything in the blocks that it wrote.
+  void SpoilBlock(uint32_t group, uint32_t block, uint32_t first_offset);
   // Nothing more is computed for it: its steps give kInactive.
   void Deactivate(uint64_t sequence);
   // From now on the n-th generated token of every sequence is script[n % size]; empty: by hash.

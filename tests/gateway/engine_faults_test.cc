@@ -18,7 +18,7 @@ std::vector<uint32_t> Tokens(uint32_t count, uint32_t first = 0) {
   return tokens;
 }
 
-class EngineFaults : public EngineFixture {
+class EngineFaults : public GrpcEngineFixture {
  protected:
   static EngineOptions Quick(uint32_t step_timeout_ms = 10000) {
     EngineOptions options;

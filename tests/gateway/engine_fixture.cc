@@ -106,6 +106,12 @@ EngineFixture::~EngineFixture() {
   if (!dir_.empty()) std::filesystem::remove_all(dir_);
 }
 
+void GrpcEngineFixture::SetUp() {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "gRPC is not instrumented for ThreadSanitizer";
+#endif
+}
+
 bool EngineFixture::Eventually(const std::function<bool()>& done) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!done()) {

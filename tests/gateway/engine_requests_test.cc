@@ -21,7 +21,7 @@ std::vector<uint32_t> Tokens(uint32_t count, uint32_t first = 0) {
   return tokens;
 }
 
-class EngineTest : public EngineFixture {};
+class EngineTest : public GrpcEngineFixture {};
 
 TEST_F(EngineTest, GeneratesWhatTheModelDoes) {
   Serve();

@@ -1,5 +1,6 @@
 #include "tests/gateway/scheduling/scheduler_harness.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,7 +84,7 @@ void SchedulerHarness::Check(const StepPlan& plan) {
 // The worker's side of a step. It is carried out at once, and its result waits for Receive().
 void SchedulerHarness::Compute(const StepPlan& plan) {
   for (const uint64_t id : plan.released) model_->Release(id);
-  Out out{.step_id = plan.step_id, .outcomes = {}};
+  Out out{.step_id = plan.step_id, .outcomes = {}, .touched = {}};
   for (const PlannedSequence& sequence : plan.sequences) {
     const HarnessRequest& request = requests_.at(sequence.request);
     if (sequence.start) {
@@ -100,11 +101,70 @@ void SchedulerHarness::Compute(const StepPlan& plan) {
     if (!sequence.tokens.empty()) tokens = sequence.tokens;
     const testing::FakeResult result =
         model_->Run(sequence.worker_sequence, sequence.start_position, tokens, sequence.sample);
+    BlockTables& tables = tables_[sequence.worker_sequence];
+    tables.resize(sequence.appended.size());
+    for (size_t g = 0; g < tables.size(); ++g) {
+      tables[g].insert(tables[g].end(), sequence.appended[g].begin(), sequence.appended[g].end());
+    }
+    const auto rows = static_cast<uint32_t>(std::max<size_t>(sequence.tokens.size(), 1));
+    out.touched.push_back({.request = sequence.request,
+                           .worker_sequence = sequence.worker_sequence,
+                           .tables = tables,
+                           .begin = sequence.start_position,
+                           .end = sequence.start_position + rows,
+                           .sample = sequence.sample});
+    CheckWrites(out.touched.back());
+    CheckSamples(out.touched.back());
     out.outcomes.push_back({.worker_sequence = sequence.worker_sequence,
                             .tokens = result.tokens,
                             .end = ToWorkerEnd(result.end)});
   }
   out_.push_back(std::move(out));
+}
+
+// A block is handed on only when no step out uses it.
+void SchedulerHarness::CheckWrites(const Touched& touched) {
+  for (size_t g = 0; g < touched.tables.size(); ++g) {
+    const uint32_t size = options_.groups[g].block_tokens;
+    for (uint32_t i = touched.begin / size; i <= (touched.end - 1) / size; ++i) {
+      const BlockId block = touched.tables[g].at(i);
+      for (const Out& out : out_) {
+        for (const Touched& other : out.touched) {
+          const auto& table = other.tables[g];
+          if (other.worker_sequence != touched.worker_sequence &&
+              std::find(table.begin(), table.end(), block) != table.end()) {
+            problem_ = absl::StrCat("block ", block, " is handed on while a step out uses it");
+          }
+        }
+      }
+    }
+  }
+}
+
+// Nothing is sampled beyond max_tokens, steps out included.
+void SchedulerHarness::CheckSamples(const Touched& touched) {
+  const HarnessRequest& request = requests_.at(touched.request);
+  size_t samples = request.generated.size() + (touched.sample ? 1 : 0);
+  for (const Out& out : out_) {
+    for (const Touched& other : out.touched) {
+      samples += other.request == touched.request && other.sample ? 1 : 0;
+    }
+  }
+  if (samples > request.limits.max_tokens) problem_ = "sampled beyond max_tokens";
+}
+
+void SchedulerHarness::SpoilStepsOut() {
+  for (const Out& out : out_) {
+    for (const Touched& touched : out.touched) {
+      for (uint32_t g = 0; g < touched.tables.size(); ++g) {
+        const uint32_t size = options_.groups[g].block_tokens;
+        for (uint32_t i = touched.begin / size; i <= (touched.end - 1) / size; ++i) {
+          const uint32_t offset = i == touched.begin / size ? touched.begin % size : 0;
+          model_->SpoilBlock(g, touched.tables[g].at(i), offset);
+        }
+      }
+    }
+  }
 }
 
 bool SchedulerHarness::Receive() {
@@ -130,6 +190,7 @@ bool SchedulerHarness::Receive() {
 
 void SchedulerHarness::FailStep() {
   if (out_.empty()) return;
+  SpoilStepsOut();
   const uint64_t step_id = out_.front().step_id;
   out_.pop_front();
   auto ended = scheduler_->Fail(step_id);
@@ -144,6 +205,7 @@ void SchedulerHarness::FailStep() {
 }
 
 void SchedulerHarness::LoseWorker(bool new_epoch) {
+  SpoilStepsOut();
   out_.clear();
   if (new_epoch) {
     MakeModel();

@@ -65,13 +65,27 @@ class SchedulerHarness {
   std::string Problem() const;
 
  private:
+  // One sequence's part of a step out: what it wrote, in which blocks.
+  struct Touched {
+    RequestId request = 0;
+    uint64_t worker_sequence = 0;
+    BlockTables tables;
+    uint32_t begin = 0;
+    uint32_t end = 0;
+    bool sample = false;
+  };
   struct Out {
     uint64_t step_id;
     std::vector<SequenceOutcome> outcomes;
+    std::vector<Touched> touched;
   };
   void MakeModel();
   void Compute(const StepPlan& plan);
   void Check(const StepPlan& plan);
+  void CheckWrites(const Touched& touched);
+  void CheckSamples(const Touched& touched);
+  // What the steps out wrote is not to be relied on.
+  void SpoilStepsOut();
 
   SchedulerOptions options_;
   uint32_t vocab_size_;
@@ -79,6 +93,7 @@ class SchedulerHarness {
   std::unique_ptr<Scheduler> scheduler_;
   std::map<RequestId, HarnessRequest> requests_;
   std::deque<Out> out_;
+  std::map<uint64_t, BlockTables> tables_;  // by worker sequence, as the worker knows them
   RequestId next_request_ = 1;
   size_t steps_sent_ = 0;
   std::string problem_;

@@ -36,7 +36,7 @@ class StartError(Exception):
 class Server:
     """`tandem serve` and its children."""
 
-    def __init__(self, model=TINY, *options, env=None):
+    def __init__(self, model=TINY, *options, env=None, start_seconds=START_SECONDS):
         self.lines = []
         self.state_dir = tempfile.mkdtemp(prefix="tandem-state-")
         command = [str(BIN / "tandem"), "serve", f"--model={model}", f"--state-dir={self.state_dir}",
@@ -47,7 +47,7 @@ class Server:
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + start_seconds
         while not self._ready.wait(0.05):
             if self.process.poll() is not None:
                 self._reader.join(5)
@@ -244,7 +244,7 @@ def refused(model, *options):
     """Starts a server that must refuse; returns (exit code, output)."""
     started = time.monotonic()
     try:
-        server = Server(model, *options)
+        server = Server(model, *options, start_seconds=15)
     except StartError as error:
         assert error.code not in (0, None), f"exit code {error.code}: {error.output}"
         assert time.monotonic() - started < 15, "refused too late"

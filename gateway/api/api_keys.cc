@@ -15,7 +15,8 @@ namespace tandem::gateway {
 ApiKeys::Hash ApiKeys::HashOf(std::string_view text) {
   Hash hash{};
   unsigned int size = 0;
-  TANDEM_CHECK(EVP_Digest(text.data(), text.size(), hash.data(), &size, EVP_sha256(), nullptr) == 1);
+  TANDEM_CHECK(EVP_Digest(text.data(), text.size(), hash.data(), &size, EVP_sha256(), nullptr) ==
+               1);
   return hash;
 }
 
@@ -43,13 +44,12 @@ absl::StatusOr<std::string> ApiKeys::Tenant(std::string_view key) const {
     matches |= CRYPTO_memcmp(hash.data(), known.data(), hash.size()) == 0;
   }
   if (matches == 0) {
-    return absl::UnauthenticatedError(key.empty() ? "An API key is required." :
-                                                    "The API key is not known.");
+    return absl::UnauthenticatedError(key.empty() ? "An API key is required."
+                                                  : "The API key is not known.");
   }
   // Hashed once more: the tenant appears in logs and must not be the stored hash.
   const Hash tenant = HashOf({reinterpret_cast<const char*>(hash.data()), hash.size()});
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(tenant.data()), 8));
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(tenant.data()), 8));
 }
 
 std::string_view BearerKey(std::string_view authorization) {

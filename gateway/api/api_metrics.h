@@ -1,7 +1,7 @@
 #pragma once
 
-// What the HTTP and gRPC front ends count: calls by endpoint and outcome, and their duration. Tokens
-// and queueing are the engine's metrics. Thread-safe.
+// What the HTTP and gRPC front ends count: calls by endpoint and outcome, and their duration.
+// Tokens and queueing are the engine's metrics. Thread-safe.
 
 #include <prometheus/counter.h>
 #include <prometheus/family.h>

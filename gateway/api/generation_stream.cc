@@ -22,8 +22,7 @@ size_t EventBytes(const GenerationEvent& event) {
 
 template <typename T>
 void MoveAppend(std::vector<T>&& from, std::vector<T>* to) {
-  to->insert(to->end(), std::make_move_iterator(from.begin()),
-             std::make_move_iterator(from.end()));
+  to->insert(to->end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
 // Appends `next` to `event`; what is cumulative in events is taken from the newer one.
@@ -75,8 +74,8 @@ absl::Status GenerationStream::Start(std::vector<GenerationRequest> requests) {
     choices_.resize(requests.size());
   }
   for (size_t i = 0; i < requests.size(); ++i) {
-    absl::StatusOr<uint64_t> handle = engine_->Submit(
-        std::move(requests[i]), std::make_shared<Listener>(shared_from_this(), i));
+    absl::StatusOr<uint64_t> handle =
+        engine_->Submit(std::move(requests[i]), std::make_shared<Listener>(shared_from_this(), i));
     if (!handle.ok()) {
       Close();
       return handle.status();

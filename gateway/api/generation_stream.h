@@ -9,13 +9,13 @@
 //   while (auto item = stream->Pop()) ...        // until stream->Done()
 //   stream->Close();                             // always; cancels what still runs
 //
-// Backpressure: while the writer is busy, events of one choice merge into one, so the queue holds at
-// most one event a choice (and its error); when the unread events exceed `max_buffered_bytes`, the client is too
-// slow: its choices are cancelled and Pop returns one RESOURCE_EXHAUSTED error.
+// Backpressure: while the writer is busy, events of one choice merge into one, so the queue holds
+// at most one event a choice (and its error); when the unread events exceed `max_buffered_bytes`,
+// the client is too slow: its choices are cancelled and Pop returns one RESOURCE_EXHAUSTED error.
 //
 // Thread safety: all methods from any thread. The wakeup runs on an engine thread, or in the thread
-// that calls Start, without locks held; after Close returns, or while it runs, a last call may still
-// be under way, so it must own what it touches.
+// that calls Start, without locks held; after Close returns, or while it runs, a last call may
+// still be under way, so it must own what it touches.
 
 #include <cstdint>
 #include <deque>
@@ -30,8 +30,8 @@
 
 namespace tandem::gateway {
 
-// The error that an event tells its client; OK for all that is not one. A cancellation that a client
-// lives to see is the server's.
+// The error that an event tells its client; OK for all that is not one. A cancellation that a
+// client lives to see is the server's.
 absl::Status EventError(const GenerationEvent& event);
 
 struct GenerationStreamOptions {

@@ -72,12 +72,11 @@ std::string DetailField(std::string_view type, std::string_view message) {
 // A serialized google.rpc.Status.
 std::string ErrorDetails(const grpc::Status& status, const std::optional<std::string>& param,
                          const std::optional<std::string>& code) {
-  std::string out = absl::StrCat(std::string("\x08"), std::string(1, static_cast<char>(
-                                                          status.error_code())));
+  std::string out =
+      absl::StrCat(std::string("\x08"), std::string(1, static_cast<char>(status.error_code())));
   out += BytesField(2, status.error_message());
   if (param) {
-    const std::string violation =
-        BytesField(1, *param) + BytesField(2, status.error_message());
+    const std::string violation = BytesField(1, *param) + BytesField(2, status.error_message());
     out += DetailField("BadRequest", BytesField(1, violation));
   }
   if (code) out += DetailField("ErrorInfo", BytesField(1, *code) + BytesField(2, "tandem"));
@@ -124,8 +123,7 @@ GenerationFields FieldsOf(const v1::GenerateRequest& request) {
   if (stopping.has_max_tokens()) fields.max_tokens = stopping.max_tokens();
   if (stopping.has_min_tokens()) fields.min_tokens = stopping.min_tokens();
   fields.stop.assign(stopping.stop().begin(), stopping.stop().end());
-  fields.stop_token_ids.assign(stopping.stop_token_ids().begin(),
-                               stopping.stop_token_ids().end());
+  fields.stop_token_ids.assign(stopping.stop_token_ids().begin(), stopping.stop_token_ids().end());
   fields.ignore_eos = stopping.ignore_eos();
 
   if (request.n() != 0) fields.n = request.n();

@@ -58,9 +58,9 @@ absl::Status GenerateCall::Submit() {
   ASSIGN_OR_RETURN(std::vector<uint32_t> ids, parts_.builder->Tokenize(prompt, "prompt"));
   std::vector<std::vector<uint32_t>> prompts;
   prompts.push_back(std::move(ids));
-  ASSIGN_OR_RETURN(BuiltRequest built,
-                   parts_.builder->Build(model, FieldsOf(*request_), std::move(prompts),
-                                         request_id_, tenant));
+  ASSIGN_OR_RETURN(
+      BuiltRequest built,
+      parts_.builder->Build(model, FieldsOf(*request_), std::move(prompts), request_id_, tenant));
   if (built.discard_output) {
     return FieldError("max_tokens", "max_tokens must be at least 1");
   }
@@ -157,8 +157,8 @@ void GenerateCall::End(const absl::Status& status) {
            {"error", status.ok() ? std::string("none") : std::string(status.message())},
            {"duration_ms", LogValue(static_cast<int64_t>(elapsed.count() * 1e3))},
            {"prompt_tokens", LogValue(prompt_tokens_)},
-           {"completion_tokens", LogValue(std::accumulate(completion_tokens_.begin(),
-                                                          completion_tokens_.end(), 0u))}});
+           {"completion_tokens",
+            LogValue(std::accumulate(completion_tokens_.begin(), completion_tokens_.end(), 0u))}});
   context_->AddTrailingMetadata("x-request-id", request_id_);
   Finish(final_status);
 }

@@ -3,8 +3,8 @@
 // One Generate call over gRPC's callback API: prepares on a worker thread, then writes one response
 // at a time while events gather behind it (GenerationStream merges and bounds them).
 //
-// A client that cancels, leaves or passes its deadline has its generation cancelled at once, without
-// waiting for a write. A client that does not read is cancelled once too much has gathered.
+// A client that cancels, leaves or passes its deadline has its generation cancelled at once,
+// without waiting for a write. A client that does not read is cancelled once too much has gathered.
 //
 // Ownership: the object owns itself until gRPC reports OnDone; wakeups that come later find it
 // finished. Thread safety: reactions and wakeups come from any thread.
@@ -53,7 +53,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<serving::v1::Generate
   std::shared_ptr<GenerateCall> self_;
 
   std::mutex mutex_;
-  bool started_ = false;    // submitted: events may be written
+  bool started_ = false;  // submitted: events may be written
   bool writing_ = false;
   bool finished_ = false;   // Finish was called
   bool cancelled_ = false;  // by the client

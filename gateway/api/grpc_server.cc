@@ -33,8 +33,7 @@ class InferenceServiceImpl final : public v1::InferenceService::CallbackService 
     return Unary(context, "Tokenize", [this, request, response]() -> absl::Status {
       ASSIGN_OR_RETURN(const ServedModel model, parts_.builder->Model({}));
       ASSIGN_OR_RETURN(const Prompt prompt, PromptOf(*request));
-      ASSIGN_OR_RETURN(const std::vector<uint32_t> ids,
-                       parts_.builder->Tokenize(prompt, "input"));
+      ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, parts_.builder->Tokenize(prompt, "input"));
       response->mutable_ids()->Add(ids.begin(), ids.end());
       response->set_max_context_tokens(model.max_context_tokens);
       return absl::OkStatus();
@@ -76,15 +75,15 @@ class InferenceServiceImpl final : public v1::InferenceService::CallbackService 
                                   std::function<absl::Status()> work) {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
     const auto start = std::chrono::steady_clock::now();
-    boost::asio::post(*parts_.pool, [this, context, method, start, reactor,
-                                     work = std::move(work)] {
-      absl::Status status = GrpcTenant(parts_, *context).status();
-      if (status.ok()) status = work();
-      const grpc::Status final_status = ToGrpcStatus(status);
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-      parts_.metrics->Count("grpc", method, GrpcCodeName(final_status), elapsed.count());
-      reactor->Finish(final_status);
-    });
+    boost::asio::post(
+        *parts_.pool, [this, context, method, start, reactor, work = std::move(work)] {
+          absl::Status status = GrpcTenant(parts_, *context).status();
+          if (status.ok()) status = work();
+          const grpc::Status final_status = ToGrpcStatus(status);
+          const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+          parts_.metrics->Count("grpc", method, GrpcCodeName(final_status), elapsed.count());
+          reactor->Finish(final_status);
+        });
     return reactor;
   }
 
@@ -117,8 +116,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcServerOptions 
   grpc::ServerBuilder builder;
   const bool ipv6 = options.host.find(':') != std::string::npos;
   const std::string host = ipv6 ? absl::StrCat("[", options.host, "]") : options.host;
-  builder.AddListeningPort(absl::StrCat(host, ":", options.port),
-                           grpc::InsecureServerCredentials(), &state->port);
+  builder.AddListeningPort(absl::StrCat(host, ":", options.port), grpc::InsecureServerCredentials(),
+                           &state->port);
   builder.RegisterService(&state->service);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   builder.SetMaxSendMessageSize(options.max_message_bytes);

@@ -1,7 +1,8 @@
 #pragma once
 
-// The gRPC front end: tandem.serving.v1.InferenceService, grpc.health.v1 and reflection on one port.
-// Health and reflection need no API key; everything else takes it from `authorization: Bearer KEY`.
+// The gRPC front end: tandem.serving.v1.InferenceService, grpc.health.v1 and reflection on one
+// port. Health and reflection need no API key; everything else takes it from `authorization: Bearer
+// KEY`.
 //
 // Health is NOT_SERVING until SetServing(true): "" and the service's full name follow it.
 // Thread safety: as documented by method; parts are borrowed and must outlive the server.

@@ -11,9 +11,9 @@
 // Everything a client sends is bounded: header, body, connections, and the time each may take. A
 // client that leaves while its request is handled ends UntilDisconnect at once.
 //
-// Thread safety: Start, StopAccepting, WaitUntilIdle and the destructor from one thread. A handler is
-// called from several I/O threads at once, an exchange only from its own connection's strand. The
-// handler must outlive the server. A handler must not block: it awaits.
+// Thread safety: Start, StopAccepting, WaitUntilIdle and the destructor from one thread. A handler
+// is called from several I/O threads at once, an exchange only from its own connection's strand.
+// The handler must outlive the server. A handler must not block: it awaits.
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>

@@ -66,8 +66,8 @@ std::string PathOf(std::string_view target) {
   return path;
 }
 
-// What a parse error means to the client: 0 where the connection simply ended. A time-out has closed
-// the socket already.
+// What a parse error means to the client: 0 where the connection simply ended. A time-out has
+// closed the socket already.
 int StatusOf(beast::error_code error) {
   if (error == http::error::end_of_stream || error == asio::error::operation_aborted ||
       error == asio::error::connection_reset || error == asio::error::eof ||
@@ -140,7 +140,8 @@ asio::awaitable<bool> HttpSession::ReadRequest() {
     parser_->header_limit(context_->options.header_limit_bytes);
     parser_->body_limit(context_->options.body_limit_bytes);
     stream_.expires_after(context_->options.header_timeout);
-    const auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
+    const auto [error, bytes] =
+        co_await http::async_read_header(stream_, buffer_, *parser_, kAwait);
     if (error) {
       request_ = {};
       co_await Refuse(error);

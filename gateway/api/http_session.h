@@ -1,8 +1,8 @@
 #pragma once
 
-// One connection of the HTTP server: reads requests one after another, lets the handler answer them,
-// keeps the limits. Lives on its strand; owned by its own coroutine (shared with the server's list
-// of connections as a weak pointer).
+// One connection of the HTTP server: reads requests one after another, lets the handler answer
+// them, keeps the limits. Lives on its strand; owned by its own coroutine (shared with the server's
+// list of connections as a weak pointer).
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>

@@ -14,7 +14,7 @@ using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
   std::string method;
-  std::string path;  // of the target, percent-decoded; the query is dropped
+  std::string path;     // of the target, percent-decoded; the query is dropped
   HttpHeaders headers;  // names in lower case
   std::string body;
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // Writes JSON text front to back. The output is strict JSON for any input: invalid UTF-8 becomes
-// U+FFFD, numbers that JSON lacks (NaN, infinities) become -9999.0, the floor that OpenAI's API uses
-// for log-probabilities. Floats are written with the fewest digits that read back as the same
+// U+FFFD, numbers that JSON lacks (NaN, infinities) become -9999.0, the floor that OpenAI's API
+// uses for log-probabilities. Floats are written with the fewest digits that read back as the same
 // float32.
 //
 //   JsonWriter json;

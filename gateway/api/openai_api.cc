@@ -49,8 +49,8 @@ HttpResponse ApiErrorResponse(const ApiError& error, std::string_view request_id
 
 HttpResponse StatusResponse(const absl::Status& status, std::string_view request_id) {
   if (status.code() == absl::StatusCode::kInternal || status.code() == absl::StatusCode::kUnknown) {
-    LogError("request_failed", {{"request_id", std::string(request_id)},
-                                {"error", std::string(status.message())}});
+    LogError("request_failed",
+             {{"request_id", std::string(request_id)}, {"error", std::string(status.message())}});
   }
   return ApiErrorResponse(ToApiError(status), request_id);
 }
@@ -130,10 +130,11 @@ asio::awaitable<HttpResponse> OpenAiApi::Answer(HttpExchange& exchange, Call& ca
     case Endpoint::kModel:
       co_return Models(call, ModelIdOf(call.path));
     case Endpoint::kAnthropic:
-      co_return ApiErrorResponse(
-          HttpError(400, "The Anthropic API (/v1/messages) is not supported; use "
-                         "/v1/chat/completions.", "endpoint_not_served"),
-          call.request_id);
+      co_return ApiErrorResponse(HttpError(400,
+                                           "The Anthropic API (/v1/messages) is not supported; use "
+                                           "/v1/chat/completions.",
+                                           "endpoint_not_served"),
+                                 call.request_id);
     default:
       break;
   }

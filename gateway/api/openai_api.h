@@ -8,8 +8,8 @@
 // object and closes it. A stream is opened once the request is admitted, and comment lines keep it
 // alive while nothing is generated. A client that leaves has its generation cancelled at once.
 //
-// Thread safety: as HttpHandler. Everything handed over is borrowed and must outlive the server that
-// uses this handler.
+// Thread safety: as HttpHandler. Everything handed over is borrowed and must outlive the server
+// that uses this handler.
 
 #include <chrono>
 #include <cstdint>

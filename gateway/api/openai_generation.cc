@@ -50,8 +50,7 @@ std::string EchoText(const Prompt& prompt, const Tokenizer* tokenizer) {
 
 }  // namespace
 
-absl::StatusOr<OpenAiApi::Generation> OpenAiApi::Prepare(const Call& call,
-                                                         std::string body) const {
+absl::StatusOr<OpenAiApi::Generation> OpenAiApi::Prepare(const Call& call, std::string body) const {
   OpenAiRequest request;
   {
     ASSIGN_OR_RETURN(const Json document, ParseRequestJson(body));
@@ -64,8 +63,8 @@ absl::StatusOr<OpenAiApi::Generation> OpenAiApi::Prepare(const Call& call,
   std::vector<std::vector<uint32_t>> prompts;
   std::vector<PromptEcho> echoes;
   for (size_t i = 0; i < request.prompts.size(); ++i) {
-    const std::string name = request.prompts_are_list ? absl::StrCat("prompt[", i, "]")
-                                                      : request.fields.prompt_name;
+    const std::string name =
+        request.prompts_are_list ? absl::StrCat("prompt[", i, "]") : request.fields.prompt_name;
     ASSIGN_OR_RETURN(std::vector<uint32_t> ids, builder.Tokenize(request.prompts[i], name));
     PromptEcho echo;
     if (request.echo) echo.text = EchoText(request.prompts[i], builder.tokenizer());
@@ -102,8 +101,8 @@ asio::awaitable<void> OpenAiApi::Generate(HttpExchange& exchange, Call& call) {
     status = job.events->Start(std::move(job.requests));
     if (status.ok()) {
       // A named value: GCC 12 destroys conditional temporaries of a co_await twice.
-      asio::awaitable<void> work = job.stream ? StreamEvents(exchange, call, job)
-                                              : CollectEvents(exchange, call, job);
+      asio::awaitable<void> work =
+          job.stream ? StreamEvents(exchange, call, job) : CollectEvents(exchange, call, job);
       co_await exchange.UntilDisconnect(std::move(work));
       call.prompt_tokens = job.response->prompt_tokens();
       call.completion_tokens = job.response->completion_tokens();
@@ -137,8 +136,7 @@ asio::awaitable<void> OpenAiApi::CollectEvents(HttpExchange& exchange, Call& cal
   co_await exchange.Respond(std::move(response));
 }
 
-asio::awaitable<void> OpenAiApi::StreamEvents(HttpExchange& exchange, Call& call,
-                                              Generation& job) {
+asio::awaitable<void> OpenAiApi::StreamEvents(HttpExchange& exchange, Call& call, Generation& job) {
   co_await asio::this_coro::throw_if_cancelled(false);
   HttpResponse head;
   head.content_type = "text/event-stream";
@@ -171,8 +169,8 @@ asio::awaitable<void> OpenAiApi::StreamEvents(HttpExchange& exchange, Call& call
     call.status = api_error.http_status;
     last = absl::StrCat("data: ", ErrorBody(api_error, call.request_id), "\n\n");
     exchange.CloseAfterwards();
-    LogWarn("stream_failed", {{"request_id", call.request_id},
-                              {"error", std::string(error.message())}});
+    LogWarn("stream_failed",
+            {{"request_id", call.request_id}, {"error", std::string(error.message())}});
   }
   if (co_await exchange.Write(last)) co_await exchange.EndStream();
 }

@@ -12,8 +12,8 @@
 namespace tandem::gateway {
 namespace {
 
-constexpr std::array<std::string_view, 6> kRoles = {"system", "developer", "user",
-                                                    "assistant", "tool", "function"};
+constexpr std::array<std::string_view, 6> kRoles = {"system",    "developer", "user",
+                                                    "assistant", "tool",      "function"};
 
 // Text parts become one text, a line each, as templates that know only texts expect.
 absl::StatusOr<std::string> JoinParts(const Json& parts, const std::string& path) {
@@ -76,8 +76,7 @@ absl::StatusOr<std::string> NormalizeMessages(const Json& messages, std::string_
   if (messages.empty()) return FieldError(name, name + " must have at least one message");
   Json normalized = Json::array();
   for (size_t i = 0; i < messages.size(); ++i) {
-    ASSIGN_OR_RETURN(Json message,
-                     NormalizeMessage(messages[i], absl::StrCat(name, "[", i, "]")));
+    ASSIGN_OR_RETURN(Json message, NormalizeMessage(messages[i], absl::StrCat(name, "[", i, "]")));
     normalized.push_back(std::move(message));
   }
   return normalized.dump();

@@ -19,7 +19,8 @@ constexpr std::array<std::string_view, 14> kUnservedFields = {
     "chat_template", "documents",    "suffix",        "best_of"};
 
 bool IsNeutral(const Json& value) {
-  return value == false || value == 1 || ((value.is_array() || value.is_object()) && value.empty()) ||
+  return value == false || value == 1 ||
+         ((value.is_array() || value.is_object()) && value.empty()) ||
          (value.is_string() && value.get_ref<const std::string&>().empty());
 }
 
@@ -51,7 +52,8 @@ void RefuseTools(FieldReader& reader) {
 
 void RefuseFormats(FieldReader& reader) {
   if (const Json* const format = reader.Find("response_format")) {
-    const bool text = format->is_object() && format->contains("type") && (*format)["type"] == "text";
+    const bool text =
+        format->is_object() && format->contains("type") && (*format)["type"] == "text";
     if (!text) reader.Fail("response_format", "is not supported: only type `text` is accepted");
   }
   if (const Json* const modalities = reader.Find("modalities")) {

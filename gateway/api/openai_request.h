@@ -20,16 +20,16 @@ namespace tandem::gateway {
 
 struct OpenAiRequest {
   bool chat = false;
-  std::string model;  // empty: whichever is served
+  std::string model;            // empty: whichever is served
   std::vector<Prompt> prompts;  // one for chat
   bool prompts_are_list = false;
   GenerationFields fields;
 
   bool stream = false;
   bool include_usage = false;
-  bool echo = false;                  // completions: the prompt comes first in the text
-  bool return_token_ids = false;      // extension: token ids beside the text
-  bool tokens_as_token_ids = false;   // extension: logprobs spell tokens "token_id:N"
+  bool echo = false;                 // completions: the prompt comes first in the text
+  bool return_token_ids = false;     // extension: token ids beside the text
+  bool tokens_as_token_ids = false;  // extension: logprobs spell tokens "token_id:N"
 };
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(const Json& body);

@@ -166,10 +166,9 @@ std::string OpenAiResponse::Chunks(size_t index, const GenerationEvent& event) {
     if (shape_.chat) out += RoleChunk(index);
     if (shape_.echo) prefix = PromptOf(index).text;
   }
-  const bool generated =
-      !shape_.discard_output &&
-      (!event.text.empty() || (shape_.logprobs && !event.logprobs.empty()) ||
-       (shape_.token_ids && !event.token_ids.empty()));
+  const bool generated = !shape_.discard_output &&
+                         (!event.text.empty() || (shape_.logprobs && !event.logprobs.empty()) ||
+                          (shape_.token_ids && !event.token_ids.empty()));
   if (generated || !prefix.empty() || !event.prompt_logprobs.empty()) {
     out += DeltaChunk(index, event, prefix);
   }

@@ -17,13 +17,12 @@ constexpr double kMaxPenalty = 2;
 constexpr double kMaxRepetitionPenalty = 100;
 constexpr double kMaxBias = 100;
 
-// `value` where the client gave none is the default and needs no check. The comparison is written so
-// that NaN fails it.
+// `value` where the client gave none is the default and needs no check. The comparison is written
+// so that NaN fails it.
 absl::Status CheckRange(std::string_view name, const std::optional<double>& value, double low,
                         double high) {
   if (!value || (*value >= low && *value <= high)) return absl::OkStatus();
-  return FieldError(
-      name, absl::StrCat(std::string(name), " must be between ", low, " and ", high));
+  return FieldError(name, absl::StrCat(std::string(name), " must be between ", low, " and ", high));
 }
 
 absl::Status CheckSamplingRanges(const GenerationFields& fields) {
@@ -36,8 +35,7 @@ absl::Status CheckSamplingRanges(const GenerationFields& fields) {
       CheckRange("frequency_penalty", fields.frequency_penalty, -kMaxPenalty, kMaxPenalty));
   const std::optional<double>& repetition = fields.repetition_penalty;
   if (repetition && !(*repetition > 0 && *repetition <= kMaxRepetitionPenalty)) {
-    return FieldError("repetition_penalty",
-                      "repetition_penalty must be above 0 and at most 100");
+    return FieldError("repetition_penalty", "repetition_penalty must be above 0 and at most 100");
   }
   if (fields.top_k && *fields.top_k < -1) {
     return FieldError("top_k", "top_k must be at least 1, or 0 or -1 for all tokens");
@@ -127,9 +125,9 @@ absl::StatusOr<ServedModel> RequestBuilder::Model(std::string_view requested) co
     return ready.ok() ? absl::UnavailableError("The model is still loading.") : ready;
   }
   if (!requested.empty() && requested != model->name) {
-    absl::Status status = absl::NotFoundError(absl::StrCat("The model `", std::string(requested.substr(0, 200)),
-                                              "` does not exist; `", model->name,
-                                              "` is served here."));
+    absl::Status status =
+        absl::NotFoundError(absl::StrCat("The model `", std::string(requested.substr(0, 200)),
+                                         "` does not exist; `", model->name, "` is served here."));
     return WithCode(WithParam(std::move(status), "model"), "model_not_found");
   }
   return *std::move(model);
@@ -174,14 +172,14 @@ absl::StatusOr<std::string> RequestBuilder::Detokenize(const std::vector<uint32_
 absl::Status RequestBuilder::CheckStops(const ServedModel& model,
                                         const GenerationFields& fields) const {
   if (fields.stop.size() > limits_.max_stop_strings) {
-    return FieldError("stop", absl::StrCat("stop: at most ", limits_.max_stop_strings,
-                                           " strings are accepted"));
+    return FieldError(
+        "stop", absl::StrCat("stop: at most ", limits_.max_stop_strings, " strings are accepted"));
   }
   for (const std::string& stop : fields.stop) {
     if (stop.empty()) return FieldError("stop", "stop: an empty string cannot be a stop string");
     if (stop.size() > limits_.max_stop_bytes) {
-      return FieldError("stop", absl::StrCat("stop: a string is longer than ",
-                                             limits_.max_stop_bytes, " bytes"));
+      return FieldError(
+          "stop", absl::StrCat("stop: a string is longer than ", limits_.max_stop_bytes, " bytes"));
     }
   }
   if (!fields.stop.empty() && tokenizer_ == nullptr) {
@@ -207,7 +205,8 @@ absl::StatusOr<StopOptions> RequestBuilder::BuildStopping(const ServedModel& mod
   const int64_t left = limit - static_cast<int64_t>(prompt_tokens);
   const std::string& name = fields.max_tokens_name;
   // A request for 0 tokens only wants its prompt scored; the engine makes one all the same.
-  const int64_t wanted = std::max<int64_t>(fields.max_tokens.value_or(std::max<int64_t>(left, 1)), 1);
+  const int64_t wanted =
+      std::max<int64_t>(fields.max_tokens.value_or(std::max<int64_t>(left, 1)), 1);
   if (fields.max_tokens && *fields.max_tokens < 0) {
     return FieldError(name, absl::StrCat(name, " must be at least 0"));
   }
@@ -220,8 +219,8 @@ absl::StatusOr<StopOptions> RequestBuilder::BuildStopping(const ServedModel& mod
   stopping.max_tokens = static_cast<uint32_t>(wanted);
   const int64_t min_tokens = fields.min_tokens.value_or(0);
   if (min_tokens < 0 || min_tokens > wanted) {
-    return FieldError("min_tokens", absl::StrCat("min_tokens must be between 0 and ", name, " (",
-                                                 wanted, ")"));
+    return FieldError("min_tokens",
+                      absl::StrCat("min_tokens must be between 0 and ", name, " (", wanted, ")"));
   }
   stopping.min_tokens = static_cast<uint32_t>(min_tokens);
   RETURN_IF_ERROR(CheckStops(model, fields));
@@ -241,7 +240,8 @@ absl::StatusOr<BuiltRequest> RequestBuilder::Build(const ServedModel& model,
   const int64_t choices = limits_.max_choices;
   if (n < 1 || n > choices || n * static_cast<int64_t>(prompts.size()) > choices) {
     return FieldError("n", absl::StrCat("n must be at least 1, and n times the number of prompts "
-                                        "at most ", limits_.max_choices));
+                                        "at most ",
+                                        limits_.max_choices));
   }
   if (fields.logit_bias.size() > limits_.max_logit_bias) {
     return FieldError("logit_bias", absl::StrCat("logit_bias: at most ", limits_.max_logit_bias,
@@ -249,9 +249,9 @@ absl::StatusOr<BuiltRequest> RequestBuilder::Build(const ServedModel& model,
   }
   const uint32_t max_logprobs = std::min(limits_.max_logprobs, model.vocab_size);
   if (fields.top_logprobs && (*fields.top_logprobs < 0 || *fields.top_logprobs > max_logprobs)) {
-    return FieldError(fields.top_logprobs_name,
-                      absl::StrCat(fields.top_logprobs_name, " must be between 0 and ",
-                                   max_logprobs));
+    return FieldError(
+        fields.top_logprobs_name,
+        absl::StrCat(fields.top_logprobs_name, " must be between 0 and ", max_logprobs));
   }
   GenerationRequest request;
   ASSIGN_OR_RETURN(request.sampling, BuildSampling(fields, defaults_, model.vocab_size));

@@ -6,8 +6,9 @@
 // expands `n` choices.
 //
 // Everything a client can get wrong is found here, before anything is queued: errors are
-// INVALID_ARGUMENT with the field's OpenAI name as param (api_error.h), NOT_FOUND for another model's
-// name, UNAVAILABLE while the model loads; too long a prompt has code context_length_exceeded.
+// INVALID_ARGUMENT with the field's OpenAI name as param (api_error.h), NOT_FOUND for another
+// model's name, UNAVAILABLE while the model loads; too long a prompt has code
+// context_length_exceeded.
 //
 // Thread safety: const methods may run concurrently; Tokenize blocks (template rendering), so it is
 // called from a worker thread, never from an I/O thread. The tokenizer, template and engine are
@@ -101,14 +102,16 @@ absl::StatusOr<SamplingOptions> BuildSampling(const GenerationFields& fields,
 
 class RequestBuilder {
  public:
-  RequestBuilder(const Engine* engine, const Tokenizer* tokenizer, const ChatTemplate* chat_template,
-                 GenerationDefaults defaults, BuilderLimits limits);
+  RequestBuilder(const Engine* engine, const Tokenizer* tokenizer,
+                 const ChatTemplate* chat_template, GenerationDefaults defaults,
+                 BuilderLimits limits);
 
   // The served model, if `requested` is empty or its name.
   absl::StatusOr<ServedModel> Model(std::string_view requested) const;
 
   // `param` names the prompt's field in errors ("prompt[2]", "messages").
-  absl::StatusOr<std::vector<uint32_t>> Tokenize(const Prompt& prompt, std::string_view param) const;
+  absl::StatusOr<std::vector<uint32_t>> Tokenize(const Prompt& prompt,
+                                                 std::string_view param) const;
 
   // The text of `ids`.
   absl::StatusOr<std::string> Detokenize(const std::vector<uint32_t>& ids,

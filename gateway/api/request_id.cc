@@ -14,9 +14,9 @@ std::string NewRequestId() {
 
 bool IsRequestId(std::string_view id) {
   constexpr size_t kMaxBytes = 128;
-  return !id.empty() && id.size() <= kMaxBytes &&
-         std::all_of(id.begin(), id.end(),
-                     [](char c) { return c > ' ' && c < 0x7f && c != '"' && c != '\\'; });
+  return !id.empty() && id.size() <= kMaxBytes && std::all_of(id.begin(), id.end(), [](char c) {
+    return c > ' ' && c < 0x7f && c != '"' && c != '\\';
+  });
 }
 
 }  // namespace tandem::gateway

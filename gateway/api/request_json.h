@@ -2,10 +2,10 @@
 
 // JSON from clients: untrusted text in, a bounded document or an error that names the field out.
 //
-// ParseRequestJson refuses what is not strict JSON (invalid UTF-8 and unpaired surrogates included),
-// deeper, larger or with duplicate keys; the status is INVALID_ARGUMENT with the path of the value at
-// fault as its param. FieldReader reads members of an object; JSON null counts as absent. The first
-// error sticks, so a caller reads all its fields and checks status() once.
+// ParseRequestJson refuses what is not strict JSON (invalid UTF-8 and unpaired surrogates
+// included), deeper, larger or with duplicate keys; the status is INVALID_ARGUMENT with the path of
+// the value at fault as its param. FieldReader reads members of an object; JSON null counts as
+// absent. The first error sticks, so a caller reads all its fields and checks status() once.
 //
 //   FieldReader reader(document);
 //   reader.Number("temperature", &fields.temperature);

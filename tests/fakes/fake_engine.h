@@ -1,7 +1,7 @@
 #pragma once
 
-// An Engine that follows a script instead of a model, for tests of front ends: each request gets the
-// script's texts as events (one token each) from a thread of its own, then the script's end.
+// An Engine that follows a script instead of a model, for tests of front ends: each request gets
+// the script's texts as events (one token each) from a thread of its own, then the script's end.
 //
 //   FakeEngine engine;
 //   engine.SetScript({.texts = {"Hel", "lo"}});

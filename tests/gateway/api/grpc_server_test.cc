@@ -189,15 +189,14 @@ TEST_F(GrpcTest, KeysAreRequired) {
   EXPECT_TRUE(Generate(ChatRequest(), "secret").status.ok());
   grpc::ClientContext context;
   v1::GetModelResponse model;
-  EXPECT_EQ(Stub()->GetModel(&context, {}, &model).error_code(),
-            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Stub()->GetModel(&context, {}, &model).error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
 TEST_F(GrpcTest, APortInUseIsRefusedByNumber) {
   GrpcServerOptions options;
   options.port = grpc_server_->port();
-  const auto second = GrpcServer::Start(
-      options, {&engine_, builder_.get(), &keys_, &pool_, &metrics_, {}});
+  const auto second =
+      GrpcServer::Start(options, {&engine_, builder_.get(), &keys_, &pool_, &metrics_, {}});
   ASSERT_FALSE(second.ok());
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(std::to_string(options.port)));
 }

@@ -137,8 +137,7 @@ ClientResponse HttpClient::Read(ReadOptions options) {
   return response;
 }
 
-std::string PostText(std::string_view path, std::string_view body,
-                     std::string_view extra_headers) {
+std::string PostText(std::string_view path, std::string_view body, std::string_view extra_headers) {
   return absl::StrCat("POST ", std::string(path), " HTTP/1.1\r\nHost: test\r\n",
                       "Content-Type: application/json\r\nContent-Length: ", body.size(), "\r\n",
                       std::string(extra_headers), "\r\n", std::string(body));

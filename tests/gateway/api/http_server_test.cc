@@ -51,8 +51,9 @@ class HttpServerTest : public testing::Test {
 };
 
 std::string ChunkedPost(std::string_view body, size_t chunk_bytes) {
-  std::string text = "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
-                     "Trailer: X-Sum\r\n\r\n";
+  std::string text =
+      "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+      "Trailer: X-Sum\r\n\r\n";
   bool extension = true;
   while (!body.empty()) {
     const std::string_view chunk = body.substr(0, chunk_bytes);

@@ -51,9 +51,9 @@ TEST(JsonWriter, FloatsReadBackTheSame) {
 }
 
 TEST(JsonWriter, NumbersThatJsonLacksBecomeTheFloor) {
-  for (const float value : {std::numeric_limits<float>::infinity(),
-                            -std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float value :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()}) {
     JsonWriter json;
     json.Float(value);
     EXPECT_EQ(json.Take(), "-9999.0");

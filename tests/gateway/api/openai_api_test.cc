@@ -63,7 +63,8 @@ TEST_F(ApiTest, MaxCompletionTokensWinsOverMaxTokens) {
 TEST_F(ApiTest, StreamHasRoleDeltasFinishUsageAndDone) {
   engine_.SetScript({.texts = {"a"}, .hold = true});
   HttpClient client(port());
-  client.Send(PostText(kChatPath, Chat(R"(,"stream":true,"stream_options":{"include_usage":true})")));
+  client.Send(
+      PostText(kChatPath, Chat(R"(,"stream":true,"stream_options":{"include_usage":true})")));
   ASSERT_TRUE(client.ReadUntil("\"content\":\"a\""));
   engine_.Release();
   const ClientResponse response = client.Read();
@@ -101,7 +102,9 @@ TEST_F(ApiTest, StreamedTextEqualsWholeText) {
   engine_.SetScript({.texts = {"Gr\xC3\xBC", "\xC3\x9F", "e \"x\"\n", "\xF0\x9F\x99\x82"}});
   const std::string whole =
       PostChat(Chat()).Json()["choices"][0]["message"]["content"].get<std::string>();
-  EXPECT_EQ(whole, "Gr\xC3\xBC\xC3\x9F" "e \"x\"\n\xF0\x9F\x99\x82");
+  EXPECT_EQ(whole,
+            "Gr\xC3\xBC\xC3\x9F"
+            "e \"x\"\n\xF0\x9F\x99\x82");
   std::string streamed;
   for (const std::string& data : SseData(PostChat(Chat(R"(,"stream":true)")).body)) {
     if (data == "[DONE]") break;
@@ -127,8 +130,8 @@ TEST_F(ApiTest, ChoicesGetSeedsOfTheirOwnAndShareThePromptCount) {
 TEST_F(ApiTest, CompletionTakesEveryShapeOfPrompt) {
   const auto prompts = [&](std::string_view prompt) {
     const size_t before = engine_.requests().size();
-    const ClientResponse response = PostCompletion(absl::StrCat(
-        R"({"prompt":)", std::string(prompt), R"(,"max_tokens":4})"));
+    const ClientResponse response =
+        PostCompletion(absl::StrCat(R"({"prompt":)", std::string(prompt), R"(,"max_tokens":4})"));
     EXPECT_EQ(response.status, 200) << response.body;
     EXPECT_EQ(response.Json()["object"], "text_completion");
     std::vector<std::vector<uint32_t>> sent;
@@ -170,8 +173,8 @@ TEST_F(ApiTest, ZeroMaxTokensScoresThePromptOnly) {
   script.texts = {"unwanted"};
   script.prompt_logprobs = {{.token_id = 6, .logprob = -2, .rank = 1, .top = {}}};
   engine_.SetScript(script);
-  const ClientResponse response = PostCompletion(
-      R"({"prompt":[5,6],"echo":true,"logprobs":0,"max_tokens":0})");
+  const ClientResponse response =
+      PostCompletion(R"({"prompt":[5,6],"echo":true,"logprobs":0,"max_tokens":0})");
   ASSERT_EQ(response.status, 200) << response.body;
   const Document choice = response.Json()["choices"][0];
   EXPECT_EQ(choice["text"].get<std::string>(),
@@ -199,8 +202,7 @@ TEST_F(ApiTest, Sp5InfiniteLogprobsStayStrictJson) {
   const float infinity = std::numeric_limits<float>::infinity();
   script.top = {{100, 0.0f}, {101, -infinity}, {102, std::numeric_limits<float>::quiet_NaN()}};
   engine_.SetScript(script);
-  const ClientResponse response =
-      PostChat(Chat(R"(,"top_k":1,"logprobs":true,"top_logprobs":20)"));
+  const ClientResponse response = PostChat(Chat(R"(,"top_k":1,"logprobs":true,"top_logprobs":20)"));
   ASSERT_EQ(response.status, 200) << response.body;
   EXPECT_EQ(engine_.requests()[0].sampling.top_k, 1u);
   const Document body = response.Json();
@@ -272,9 +274,9 @@ TEST_F(ApiTest, TextPartsAndDeveloperRoleAreAccepted) {
       port(), "/tokenize",
       R"({"messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
           {"role":"user","content":"c"}]})");
-  const ClientResponse plain = Post(
-      port(), "/tokenize",
-      R"({"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"c"}]})");
+  const ClientResponse plain =
+      Post(port(), "/tokenize",
+           R"({"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"c"}]})");
   ASSERT_EQ(parts.status, 200) << parts.body;
   EXPECT_EQ(parts.Json()["tokens"], plain.Json()["tokens"]);
 }

@@ -18,12 +18,12 @@ struct BadField {
 };
 
 // Whether the request is refused with 400, streamed or not, on both endpoints where both have it.
-#define EXPECT_REFUSED(response, expected_param)                          \
-  do {                                                                    \
-    const ClientResponse answer = (response);                             \
-    EXPECT_EQ(answer.status, 400) << answer.body;                         \
-    EXPECT_EQ(answer.ErrorParam(), (expected_param)) << answer.body;      \
-    EXPECT_EQ(answer.Json()["error"]["type"], "invalid_request_error");   \
+#define EXPECT_REFUSED(response, expected_param)                        \
+  do {                                                                  \
+    const ClientResponse answer = (response);                           \
+    EXPECT_EQ(answer.status, 400) << answer.body;                       \
+    EXPECT_EQ(answer.ErrorParam(), (expected_param)) << answer.body;    \
+    EXPECT_EQ(answer.Json()["error"]["type"], "invalid_request_error"); \
   } while (false)
 
 TEST_F(ApiTest, BadFieldsAreRefusedByName) {
@@ -121,10 +121,11 @@ TEST_F(ApiTest, Sp9EmptyPrompt) {
 // SO-11: what frameworks send by default counts as absent.
 TEST_F(ApiTest, So11EmptyToolsAndNullsAreAbsent) {
   for (const char* fields :
-       {R"(,"tools":[])", R"(,"tools":[],"tool_choice":null)", R"(,"tools":[],"tool_choice":"auto")",
-        R"(,"tools":[],"tool_choice":"none")", R"(,"tools":null)", R"(,"stop":null)",
-        R"(,"stream_options":null)", R"(,"functions":null)", R"(,"temperature":null)",
-        R"(,"response_format":{"type":"text"})", R"(,"nonsense":{"a":[1]})"}) {
+       {R"(,"tools":[])", R"(,"tools":[],"tool_choice":null)",
+        R"(,"tools":[],"tool_choice":"auto")", R"(,"tools":[],"tool_choice":"none")",
+        R"(,"tools":null)", R"(,"stop":null)", R"(,"stream_options":null)", R"(,"functions":null)",
+        R"(,"temperature":null)", R"(,"response_format":{"type":"text"})",
+        R"(,"nonsense":{"a":[1]})"}) {
     EXPECT_EQ(PostChat(Chat(fields)).status, 200) << fields;
   }
 }
@@ -132,17 +133,18 @@ TEST_F(ApiTest, So11EmptyToolsAndNullsAreAbsent) {
 // HC-1: an unpaired surrogate escape, and bytes that are not UTF-8.
 TEST_F(ApiTest, Hc1UnpairedSurrogateNamesItsField) {
   for (const char* stream : {"false", "true"}) {
-    const std::string chat = absl::StrCat(
-        R"({"model":"tandem","stream":)", stream,
-        R"(,"messages":[{"role":"user","content":"x \ud83d"}]})");
+    const std::string chat = absl::StrCat(R"({"model":"tandem","stream":)", stream,
+                                          R"(,"messages":[{"role":"user","content":"x \ud83d"}]})");
     EXPECT_REFUSED(PostChat(chat), "messages[0].content");
-    EXPECT_REFUSED(PostCompletion(absl::StrCat(R"({"stream":)", stream, R"(,"prompt":"x \ud83d"})")),
-                   "prompt");
+    EXPECT_REFUSED(
+        PostCompletion(absl::StrCat(R"({"stream":)", stream, R"(,"prompt":"x \ud83d"})")),
+        "prompt");
     EXPECT_REFUSED(PostCompletion(absl::StrCat(R"({"stream":)", stream, ",\"prompt\":\"x \xff\"}")),
                    "prompt");
   }
-  EXPECT_EQ(Post(port(), "/v1/messages",
-                 R"({"messages":[{"role":"user","content":"x \ud83d"}]})").status, 400);
+  EXPECT_EQ(
+      Post(port(), "/v1/messages", R"({"messages":[{"role":"user","content":"x \ud83d"}]})").status,
+      400);
 }
 
 TEST_F(ApiTest, BrokenBodiesAreRefused) {
@@ -156,8 +158,7 @@ TEST_F(ApiTest, BrokenBodiesAreRefused) {
 }
 
 TEST_F(ApiTest, PromptOverTheContextGivesBothCountsAndTheLimit) {
-  const ClientResponse response =
-      PostCompletion(R"({"prompt":[1,2,3],"max_tokens":1022})");
+  const ClientResponse response = PostCompletion(R"({"prompt":[1,2,3],"max_tokens":1022})");
   EXPECT_EQ(response.status, 400);
   EXPECT_EQ(response.ErrorCode(), "context_length_exceeded");
   for (const char* number : {"1024", "3 tokens", "1022"}) {
@@ -170,7 +171,8 @@ TEST_F(ApiTest, PromptOverTheContextGivesBothCountsAndTheLimit) {
 }
 
 TEST_F(ApiTest, UnknownModelPathAndMethod) {
-  const ClientResponse model = PostChat(R"({"model":"gpt","messages":[{"role":"user","content":""}]})");
+  const ClientResponse model =
+      PostChat(R"({"model":"gpt","messages":[{"role":"user","content":""}]})");
   EXPECT_EQ(model.status, 404);
   EXPECT_EQ(model.ErrorCode(), "model_not_found");
   EXPECT_EQ(Get(port(), "/nowhere").status, 404);

@@ -1,0 +1,71 @@
+"""Tokens per second of the shipped model through HTTP, with 1 and with 16 streams.
+
+  TANDEM_BIN_DIR=build/release/bin TANDEM_SOURCE_ROOT=$PWD /usr/bin/python3 tests/bench/serving_bench.py [--json FILE] [serve options]
+
+Every figure is the median of several rounds of greedy streams of a fixed length (ignore_eos). Beside the
+rate: the worker's time of a step, the part of it spent on handing rows to experts and waiting for them,
+and what a step takes outside of the worker (scheduling, gRPC, detokenizing, HTTP).
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "integration"))
+import harness  # noqa: E402 - found through the line above
+
+ROUNDS = 5
+TOKENS = 400
+
+
+def generate(server, seed):
+    stream = server.stream("/v1/chat/completions", harness.chat(
+        "Tell me a story.", temperature=1, seed=seed, ignore_eos=True, max_tokens=TOKENS))
+    for _ in stream:
+        pass
+    assert stream.done
+
+
+def worker_times(server, port):
+    metrics = server.metrics(port)
+    return [metrics[f"tandem_gpu_worker_{name}"] for name in
+            ("steps_total", "step_seconds_total", "expert_wait_seconds_total")]
+
+
+def measure(server, port, streams):
+    rounds = []
+    for number in range(ROUNDS + 1):  # the first warms up
+        before, started = worker_times(server, port), time.monotonic()
+        threads = [threading.Thread(target=generate, args=(server, 100 * number + i)) for i in range(streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wall = time.monotonic() - started
+        steps, busy, experts = (b - a for a, b in zip(before, worker_times(server, port)))
+        rounds.append({"tokens_per_s": streams * TOKENS / wall, "step_us": 1e6 * busy / steps,
+                       "expert_wait_us": 1e6 * experts / steps, "outside_worker_us": 1e6 * (wall - busy) / steps})
+    return {"streams": streams, "rounds": ROUNDS,
+            **{key: statistics.median(row[key] for row in rounds[1:]) for key in rounds[0]}}
+
+
+def main():
+    arguments = sys.argv[1:]
+    target = None
+    if arguments[:1] == ["--json"]:
+        target, arguments = arguments[1], arguments[2:]
+    with harness.Server(harness.TINY, *arguments) as server:
+        port = next(p for p in server.metrics_ports() if "tandem_gpu_worker_steps_total" in harness.scrape(p))
+        results = [measure(server, port, streams) for streams in (1, 16)]
+    for row in results:
+        print("  ".join(f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}"
+                        for key, value in row.items()))
+    if target:
+        pathlib.Path(target).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -30,13 +30,15 @@ ExpertWorkers::ExpertWorkers(const ExpertWorkersOptions& options) : options_(opt
 ExpertWorkers::~ExpertWorkers() { Stop(); }
 
 void ExpertWorkers::Stop() {
+  std::thread watcher;
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
+    watcher = std::move(watcher_);
   }
   wake_.notify_all();
   for (const auto& client : clients_) client->Cancel();
-  if (watcher_.joinable()) watcher_.join();
+  if (watcher.joinable()) watcher.join();
 }
 
 absl::Status ExpertWorkers::Load(const std::string& model_dir) {
@@ -70,6 +72,7 @@ absl::Status ExpertWorkers::Attach(const shm::BatchLimits& limits, uint64_t mode
                                      .link_deadline = options_.link_deadline}));
   }
   const std::lock_guard lock(mutex_);
+  if (stopped_) return absl::CancelledError("stopping");
   links_ = std::make_unique<ExpertLinkSet>(std::move(links));
   replacements_.resize(clients_.size());
   watcher_ = std::thread([this] { Watch(); });

@@ -44,6 +44,24 @@ absl::StatusOr<int64_t> CacheTokens(const ModelSpec& spec, const WorkerOptions& 
   return tokens;
 }
 
+// What this process is about to take; expert workers look after themselves.
+absl::Status CheckMemory(const Checkpoint& checkpoint, const ModelSpec& spec,
+                         const WorkerOptions& options) {
+  PlanRequest request;
+  request.weights = MeasureWeights(checkpoint, spec);
+  request.worker_shares.clear();
+  if (options.inprocess_experts && spec.moe.experts > 0) request.worker_shares.push_back(1);
+  request.kv_bytes_per_token = KvBytesPerToken(spec, CacheType(options));
+  request.kv_tokens = options.kv_cache_tokens;
+  ASSIGN_OR_RETURN(const HostMemory host, ReadHostMemory());
+  const MemoryPlan plan = MakeMemoryPlan(request, host);
+  LogInfo("memory_plan", {{"needed", FormatBytes(plan.needed_bytes)},
+                          {"available", FormatBytes(plan.host.available_bytes)},
+                          {"kv_tokens", LogValue(request.kv_tokens)},
+                          {"kv_bytes_per_token", LogValue(request.kv_bytes_per_token)}});
+  return plan.Check();
+}
+
 }  // namespace
 
 LoadProgress::Snapshot LoadProgress::Read() const {
@@ -81,12 +99,15 @@ void LoadProgress::Reset() {
 }
 
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Create(const std::string& dir,
-                                                                 const WorkerOptions& options,
+                                                                 const WorkerOptions& given,
                                                                  LoadProgress& progress) {
   std::unique_ptr<LoadedModel> model(new LoadedModel());
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(dir));
   ASSIGN_OR_RETURN(model->spec_, LoadModelSpec(*model->checkpoint_));
   model->model_hash_ = ModelHash(*model->checkpoint_, model->spec_);
+  WorkerOptions options = given;
+  ASSIGN_OR_RETURN(options.kv_cache_tokens, CacheTokens(model->spec_, given));
+  RETURN_IF_ERROR(CheckMemory(*model->checkpoint_, model->spec_, options));
   progress.AddTotal(DenseBytes(*model->checkpoint_, model->spec_));
   // Experts load in their own processes meanwhile.
   absl::Status experts;
@@ -150,10 +171,9 @@ absl::Status LoadedModel::LoadDense(const WorkerOptions& options, LoadProgress& 
 }
 
 absl::Status LoadedModel::MakeRunner(const WorkerOptions& options) {
-  ASSIGN_OR_RETURN(const int64_t tokens, CacheTokens(spec_, options));
   ASSIGN_OR_RETURN(cache_, KvCache::Create(*backend_, spec_,
                                            {.block_tokens = options.block_tokens,
-                                            .tokens = tokens,
+                                            .tokens = options.kv_cache_tokens,
                                             .dtype = CacheType(options)}));
   ASSIGN_OR_RETURN(runner_, StepRunner::Create(*backend_, spec_, weights_, cache_,
                                                {.max_step_rows = options.max_step_rows,

@@ -84,6 +84,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   result.set_outcome(worker::v1::STEP_OUTCOME_OK);
   result.clear_error();
   result.mutable_sequences()->Clear();
+  result.mutable_timing()->set_total_us(0);
   result.mutable_timing()->set_rows(0);
   result.mutable_timing()->set_expert_wait_us(0);
   if (step.epoch() != epoch_) {

@@ -28,7 +28,8 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
   backend_options.max_vocab = spec.vocab;
   backend_options.max_experts = spec.moe.experts;
   model->backend_ = std::make_unique<CpuBackend>(backend_options);
-  Backend& backend = *model->backend_;
+  if (options.wrap) model->wrapper_ = options.wrap(*model->backend_);
+  Backend& backend = model->backend();
   ASSIGN_OR_RETURN(model->weights_, LoadModelWeights(*model->checkpoint_, spec, backend, {}));
   ASSIGN_OR_RETURN(model->cache_,
                    KvCache::Create(backend, spec,

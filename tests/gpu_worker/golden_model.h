@@ -4,6 +4,7 @@
 // routed experts in process, and its expected values: what tests of whole models stand on.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,6 +28,8 @@ struct GoldenOptions {
   int max_step_rows = 256;
   int max_sequences = 4;
   int max_context = 256;
+  // Puts a backend of the test's own between the runner and the CPU backend.
+  std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };
 
 class GoldenModel {
@@ -35,7 +38,11 @@ class GoldenModel {
                                                            const GoldenOptions& options);
 
   StepRunner& runner() { return *runner_; }
-  CpuBackend& backend() { return *backend_; }
+  // What the runner enqueues on: the CPU backend, or the test's own.
+  Backend& backend() { return wrapper_ == nullptr ? *backend_ : *wrapper_; }
+  const ModelWeights& weights() const { return weights_; }
+  // Null for models without routed experts.
+  ExpertLink* link() { return experts_ == nullptr ? nullptr : experts_->link(); }
   const ModelSpec& spec() const { return spec_; }
 
   bool Has(const std::string& name) const;
@@ -49,6 +56,7 @@ class GoldenModel {
   std::unique_ptr<SafetensorsFile> expected_;
   ModelSpec spec_;
   std::unique_ptr<CpuBackend> backend_;
+  std::unique_ptr<Backend> wrapper_;
   ModelWeights weights_;
   KvCache cache_;
   std::unique_ptr<InProcessExperts> experts_;

@@ -1,0 +1,82 @@
+// After warm-up nothing is allocated between a request and its sampled tokens: every operator new
+// of this binary is counted while steps run. Request and result are reused, as the service does.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/gpu_worker/step_test_util.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+void* CountedNew(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return CountedNew(bytes); }
+void* operator new[](std::size_t bytes) { return CountedNew(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace tandem::gpu {
+namespace {
+
+class StepAllocationTest : public StepRunnerTestBase {};
+
+TEST_F(StepAllocationTest, DecodeAndPrefillStepsAllocateNothing) {
+  Load("qwen3_moe", {});
+  if (IsSkipped()) return;
+  v1::Step prefill;
+  v1::StepResult result;
+  for (uint64_t id = 1; id <= 3; ++id) {
+    v1::SequenceStart& start = AddStart(prefill, id);
+    start.mutable_sampling()->set_top_logprobs(5);
+    start.mutable_sampling()->set_temperature(0.7f);
+    start.mutable_sampling()->set_presence_penalty(0.5f);
+    start.mutable_stopping()->add_stop_token_ids(255);
+    start.mutable_stopping()->set_min_tokens(100);
+    (*start.mutable_sampling()->mutable_logit_bias())[9] = 0.5f;
+    start.set_prompt_logprobs(2);
+    const auto block = static_cast<uint32_t>(4 * id);
+    AddTokens(prefill, id, 0, {2, 3, 4, 5, 6}, {block, block + 1}, true);
+  }
+  StepRunner& runner = model_->runner();
+  runner.Run(prefill, result);
+  ASSERT_EQ(result.outcome(), v1::STEP_OUTCOME_OK) << result.error();
+  v1::Step decode;
+  for (uint64_t id = 1; id <= 3; ++id) AddDecode(decode, id, 5);
+  const auto run_decode = [&](uint32_t position) {
+    for (auto& sequence : *decode.mutable_sequences()) sequence.set_start_position(position);
+    const int64_t before = allocations.load();
+    runner.Run(decode, result);
+    return allocations.load() - before;
+  };
+  run_decode(5);  // warm-up: the result's messages
+  ASSERT_EQ(result.outcome(), v1::STEP_OUTCOME_OK) << result.error();
+  for (uint32_t position = 6; position < 20; ++position) {
+    EXPECT_EQ(run_decode(position), 0) << "decode at " << position;
+    ASSERT_EQ(result.outcome(), v1::STEP_OUTCOME_OK) << result.error();
+    ASSERT_EQ(result.sequences(2).logprobs_size(), 1);
+  }
+  // Prefill in slots that were used before.
+  for (uint64_t id = 1; id <= 3; ++id) prefill.add_release_sequence_ids(id);
+  runner.Run(prefill, result);
+  const int64_t before = allocations.load();
+  runner.Run(prefill, result);
+  EXPECT_EQ(allocations.load() - before, 0);
+  EXPECT_EQ(result.outcome(), v1::STEP_OUTCOME_OK) << result.error();
+}
+
+}  // namespace
+}  // namespace tandem::gpu

@@ -189,25 +189,26 @@ void GpuEngine::Load(const std::string& dir) {
 void GpuEngine::RunStep(Session& session) {
   const worker::v1::StepRequest& request = session.ring_[session.head_];
   // Masks belong to steps with `masked`, which are refused.
-  const bool is_step = request.has_step();
-  if (is_step) {
+  if (request.has_step()) {
     running_step_id_.store(request.step().step_id(), std::memory_order_relaxed);
     model_->Run(request.step(), *response_.mutable_result());
+    Count(response_.result());
     Send(session, response_);
   }
   const std::lock_guard lock(mutex_);
   running_ = false;
   session.head_ = (session.head_ + 1) % session.ring_.size();
   --session.queued_;
-  if (is_step) {
-    const worker::v1::StepResult& result = response_.result();
-    ++counters_.steps;
-    if (result.outcome() != worker::v1::STEP_OUTCOME_OK) ++counters_.failed_steps;
-    counters_.rows += result.timing().rows();
-    counters_.step_us += result.timing().total_us();
-    counters_.expert_wait_us += result.timing().expert_wait_us();
-  }
   changed_.notify_all();
+}
+
+void GpuEngine::Count(const worker::v1::StepResult& result) {
+  const std::lock_guard lock(mutex_);
+  ++counters_.steps;
+  if (result.outcome() != worker::v1::STEP_OUTCOME_OK) ++counters_.failed_steps;
+  counters_.rows += result.timing().rows();
+  counters_.step_us += result.timing().total_us();
+  counters_.expert_wait_us += result.timing().expert_wait_us();
 }
 
 void GpuEngine::Send(Session& session, const worker::v1::StepResponse& response) {

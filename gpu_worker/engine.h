@@ -108,6 +108,7 @@ class GpuEngine {
   void ExecutorMain();
   void Load(const std::string& dir);
   void RunStep(Session& session);
+  void Count(const worker::v1::StepResult& result);
   void HeartbeatMain();
   void Send(Session& session, const worker::v1::StepResponse& response);
   void SendHeartbeat(std::unique_lock<std::mutex>& lock);

@@ -61,7 +61,7 @@ class Loader {
   absl::Status Head(LinearLayer& out);
   absl::StatusOr<const float*> Upload(std::span<const float> values);
   absl::Status Count(uint64_t bytes) {
-    loaded_ += bytes;
+    if (counting_) loaded_ += bytes;
     return progress_ ? progress_(loaded_) : absl::OkStatus();
   }
 
@@ -70,6 +70,7 @@ class Loader {
   Backend& backend_;
   const std::function<absl::Status(uint64_t)>& progress_;
   uint64_t loaded_ = 0;
+  bool counting_ = true;
 };
 
 absl::StatusOr<const float*> Loader::Upload(std::span<const float> values) {
@@ -203,10 +204,10 @@ absl::Status Loader::Embedding(TensorView& out) {
 
 absl::Status Loader::Head(LinearLayer& out) {
   if (!spec_.tied_embeddings) return Linear({spec_.head, ""}, spec_.vocab, spec_.hidden, out);
-  const uint64_t before = loaded_;
-  RETURN_IF_ERROR(Linear({spec_.embedding, ""}, spec_.vocab, spec_.hidden, out));
-  loaded_ = before;  // the same tensor as the embedding, counted once
-  return absl::OkStatus();
+  counting_ = false;  // the same tensor as the embedding
+  const absl::Status status = Linear({spec_.embedding, ""}, spec_.vocab, spec_.hidden, out);
+  counting_ = true;
+  return status;
 }
 
 absl::StatusOr<ModelWeights> Loader::Load() {

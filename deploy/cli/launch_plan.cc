@@ -95,6 +95,7 @@ ProcessSpec Gateway(const LaunchInputs& in, const LaunchPlan& plan) {
   list.Add("http-port", options.http_port);
   list.Add("grpc-port", options.grpc_port);
   list.Add("metrics-port", MetricsPort(options, 0));
+  list.Add("prefill-chunk-tokens", options.prefill_chunk_tokens);
   list.Add("max-queue-requests", options.max_queue_requests);
   list.Add("max-queue-tokens", options.max_queue_tokens);
   list.Add("max-logprobs", options.max_logprobs);

@@ -48,6 +48,9 @@ void ServeOptions::Register(OptionParser& parser) {
              {.min = 1, .max = 1024});
   parser.Add("max-step-rows", "Tokens computed in one step", &max_step_rows,
              {.min = 1, .max = 16384});
+  parser.Add("prefill-chunk-tokens",
+             "Prompt tokens a step; 0: what keeps inter-token latency under its target",
+             &prefill_chunk_tokens, {.min = 0, .max = 16384});
   parser.Add("max-queue-requests", "Waiting requests before 429", &max_queue_requests,
              {.min = 0, .max = 1'000'000});
   parser.Add("max-queue-tokens", "Waiting prompt tokens before 429", &max_queue_tokens,

@@ -27,6 +27,7 @@ struct ServeOptions {
   int max_context = 0;          // 0: the model's
   int max_sequences = 16;
   int max_step_rows = 512;
+  int prefill_chunk_tokens = 0;  // 0: what keeps inter-token latency under its target
   int max_queue_requests = 256;
   int64_t max_queue_tokens = 1'000'000;
   int max_logprobs = 20;

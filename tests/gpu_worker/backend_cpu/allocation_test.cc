@@ -12,20 +12,30 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<int> allocations{0};
 
-void* CountedNew(size_t bytes) {
+void* CountedAllocate(size_t bytes) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
+  return std::malloc(bytes == 0 ? 1 : bytes);
 }
+
+// Not inlined: the compiler would take a free of what `new` returned for a mistake.
+__attribute__((noinline)) void Release(void* memory) { std::free(memory); }
 
 }  // namespace
 
-void* operator new(size_t bytes) { return CountedNew(bytes); }
-void* operator new[](size_t bytes) { return CountedNew(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void* operator new(size_t bytes) {
+  if (void* memory = CountedAllocate(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void* operator new[](size_t bytes) { return operator new(bytes); }
+// Libraries allocate with these and free with the deletes below.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return CountedAllocate(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return CountedAllocate(bytes);
+}
+void operator delete(void* memory) noexcept { Release(memory); }
+void operator delete[](void* memory) noexcept { Release(memory); }
+void operator delete(void* memory, size_t) noexcept { Release(memory); }
+void operator delete[](void* memory, size_t) noexcept { Release(memory); }
 
 namespace tandem::gpu {
 namespace {

@@ -35,8 +35,12 @@ std::vector<BackendConfig> AllConfigs() {
   return configs;
 }
 
+void PrintTo(const BackendConfig& config, std::ostream* stream) {
+  *stream << IsaName(config.cap) << "_threads" << config.threads;
+}
+
 std::string ConfigName(const ::testing::TestParamInfo<BackendConfig>& info) {
-  return std::string(IsaName(info.param.cap)) + "_threads" + std::to_string(info.param.threads);
+  return ::testing::PrintToString(info.param);
 }
 
 std::vector<float> RandomVector(size_t count, uint32_t seed, float deviation) {

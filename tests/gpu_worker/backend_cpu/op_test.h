@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,7 @@ std::unique_ptr<CpuBackend> MakeBackend(BackendConfig config = {});
 
 // Every instruction set that runs here, ref first, with 1 and 2 threads.
 std::vector<BackendConfig> AllConfigs();
+void PrintTo(const BackendConfig& config, std::ostream* stream);
 std::string ConfigName(const ::testing::TestParamInfo<BackendConfig>& info);
 
 // Normal values with the given deviation.

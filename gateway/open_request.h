@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "gateway/engine.h"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
@@ -18,7 +19,9 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
   std::unique_ptr<GoldenModel> model(new GoldenModel());
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(dir));
   ASSIGN_OR_RETURN(model->spec_, LoadModelSpec(*model->checkpoint_));
-  ASSIGN_OR_RETURN(model->expected_, SafetensorsFile::Open(dir + "/expected.safetensors"));
+  if (std::filesystem::exists(dir + "/expected.safetensors")) {
+    ASSIGN_OR_RETURN(model->expected_, SafetensorsFile::Open(dir + "/expected.safetensors"));
+  }
   const ModelSpec& spec = model->spec_;
   const kernels::KernelTable* table = kernels::SelectKernelTable(Isa::kAmx, DetectCpuFeatures());
   CpuBackendOptions backend_options;
@@ -57,11 +60,13 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
 }
 
 bool GoldenModel::Has(const std::string& name) const {
+  if (expected_ == nullptr) return false;
   const auto& entries = expected_->entries();
   return std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; });
 }
 
 std::vector<float> GoldenModel::Floats(const std::string& name) const {
+  TANDEM_CHECK(expected_ != nullptr);
   for (const SafetensorsEntry& entry : expected_->entries()) {
     if (entry.name != name) continue;
     TANDEM_CHECK(entry.dtype == DType::kF32);
@@ -74,6 +79,7 @@ std::vector<float> GoldenModel::Floats(const std::string& name) const {
 }
 
 std::vector<uint32_t> GoldenModel::Ids(const std::string& name) const {
+  TANDEM_CHECK(expected_ != nullptr);
   for (const SafetensorsEntry& entry : expected_->entries()) {
     if (entry.name != name) continue;
     TANDEM_CHECK(entry.dtype == DType::kI32);

@@ -1,7 +1,8 @@
 #pragma once
 
-// A golden model (shared/golden/models) loaded into the CPU backend behind a StepRunner, with its
-// routed experts in process, and its expected values: what tests of whole models stand on.
+// A model (of shared/golden/models, or the shipped one) loaded into the CPU backend behind a
+// StepRunner, with its routed experts in process, and its expected values where it has any: what
+// tests and benches of whole models stand on.
 
 #include <cstdint>
 #include <functional>

@@ -66,18 +66,22 @@ std::string TailOf(const std::string& path, size_t lines) {
 
 }  // namespace
 
-absl::StatusOr<std::string> FirstApiKey(const std::string& path) {
-  if (path.empty()) return std::string();
-  std::ifstream in(path);
+absl::StatusOr<std::string> ClientApiKey(const ServeOptions& options) {
+  if (!options.api_key.empty() || options.api_key_file.empty()) return options.api_key;
+  std::ifstream in(options.api_key_file);
   std::string key;
   while (key.empty() && std::getline(in, key)) {
   }
-  if (key.empty()) return absl::NotFoundError("no API key in " + path);
+  if (key.empty()) return absl::NotFoundError("no API key in " + options.api_key_file);
   return key;
 }
 
 absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settings) {
   BlockSignals();
+  // The gateway inherits the key; on its command line others could read it.
+  if (!settings.options.api_key.empty()) {
+    setenv("TANDEM_API_KEY", settings.options.api_key.c_str(), 1);
+  }
   auto server = std::unique_ptr<LocalServer>(new LocalServer());
   const ServeOptions& options = settings.options;
   ASSIGN_OR_RETURN(const NumaOption numa, ParseNumaOption(options.numa));
@@ -171,7 +175,7 @@ int LocalServer::Run(const std::function<void(const BoundPorts&)>& on_ready) {
 void LocalServer::Watch(const std::function<void(const BoundPorts&)>& on_ready) {
   const bool show = !settings_.quiet && isatty(STDERR_FILENO) != 0;
   const WorkerProbe gpu(WorkerProbe::Kind::kGpuWorker, plan_.gpu_address);
-  const auto key = FirstApiKey(settings_.options.api_key_file);
+  const auto key = ClientApiKey(settings_.options);
   std::unique_ptr<GenerateClient> client;
   BoundPorts ports;
   while (!ended_.load()) {

@@ -64,7 +64,7 @@ class LocalServer {
   std::atomic<bool> ended_{false};
 };
 
-// The first key of an API key file; empty when `path` is.
-absl::StatusOr<std::string> FirstApiKey(const std::string& path);
+// The key that our own client uses: the given one, else the first of the key file, else none.
+absl::StatusOr<std::string> ClientApiKey(const ServeOptions& options);
 
 }  // namespace tandem

@@ -50,7 +50,7 @@ int WithServer(ServeOptions options, const std::function<int(GenerateClient&)>& 
   if (!server.ok()) return PrintRefusal(server.status());
   int result = kExitFailure;
   const int code = (*server)->Run([&](const BoundPorts& ports) {
-    const auto key = FirstApiKey(options.api_key_file);
+    const auto key = ClientApiKey(options);
     GenerateClient client(absl::StrCat("127.0.0.1:", ports.grpc), key.ok() ? *key : "");
     result = talk(client);
     (*server)->Stop();

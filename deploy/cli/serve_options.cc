@@ -58,6 +58,8 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("max-logprobs", "Most alternatives a token that a request may ask for", &max_logprobs,
              {.min = 0, .max = 1'000'000});
   parser.Add("api-key-file", "File with one API key a line; empty: no key needed", &api_key_file);
+  parser.Add("api-key", "One API key; better given as TANDEM_API_KEY, as arguments can be read",
+             &api_key);
   parser.Add("state-dir", "Where packed weights and counts are kept", &state_dir);
   parser.AddChoice("log-level", "Least severe log lines shown", &log_level,
                    {"debug", "info", "warn", "error"});

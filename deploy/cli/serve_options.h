@@ -32,6 +32,7 @@ struct ServeOptions {
   int64_t max_queue_tokens = 1'000'000;
   int max_logprobs = 20;
   std::string api_key_file;
+  std::string api_key;
   std::string state_dir;
   std::string log_level = "info";
 

@@ -55,6 +55,14 @@ class MainJob(unittest.TestCase):
             share = spent / (time.monotonic() - started)
             self.assertLess(share, 0.01, f"{100 * share:.2f} % of a CPU while idle")
 
+    def test_key_from_the_environment(self):
+        with harness.Server(env={"TANDEM_API_KEY": "secret"}) as server:
+            question = harness.chat("What is 17 + 25?", temperature=0)
+            self.assertEqual(server.post("/v1/chat/completions", question)[0], 401)
+            status, _ = server.post("/v1/chat/completions", question, headers={"Authorization": "Bearer secret"})
+            self.assertEqual(status, 200)
+            self.assertNotIn("secret", server.log())
+
     def test_readonly_model_directory_and_several_workers(self):
         with harness.Server(harness.TINY, "--expert-workers=3", "--expert-shares=3,1,0") as server:
             self.assertEqual(len(server.children()["tandem-expert-worker"]), 3)

@@ -118,7 +118,7 @@ class RandomEvents {
 TEST(SchedulerRandom, KeepsItsInvariants) {
   const char* given = std::getenv("TANDEM_TEST_SEED");
   const uint64_t first = given ? std::strtoull(given, nullptr, 10) : 1;
-  const uint64_t count = given ? 1 : 300;
+  const uint64_t count = given ? 1 : 120;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE("TANDEM_TEST_SEED=" + std::to_string(seed));
     RandomEvents(seed).Run(600);

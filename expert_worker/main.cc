@@ -17,6 +17,8 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/options.h"
+#include "common/base/shares.h"
+#include "common/base/signals.h"
 #include "common/base/status.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
@@ -81,29 +83,6 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
   return std::nullopt;
 }
 
-absl::StatusOr<std::vector<uint32_t>> ParseShares(const std::vector<std::string>& texts) {
-  std::vector<uint32_t> shares;
-  for (const std::string& text : texts) {
-    uint32_t share = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
-    if (error != std::errc() || end != text.data() + text.size() || share > 1'000'000) {
-      return absl::InvalidArgumentError("--shares: '" + text + "' is no number up to 1000000");
-    }
-    shares.push_back(share);
-  }
-  return shares;
-}
-
-// Loading (oneTBB) and gRPC threads inherit this: memory is touched first on our own node.
-void StayOn(const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int cpu : cpus) CPU_SET(cpu, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
-    LogWarn("cpus_refused", {{"cpus", FormatCpuList(cpus)}});
-  }
-}
-
 int NodeOf(int cpu) {
   for (const NumaNode& node : DetectTopology({}).nodes) {
     for (int candidate : node.cpus) {
@@ -122,18 +101,9 @@ absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags) {
   ASSIGN_OR_RETURN(const Isa cap, ParseIsa(flags.max_isa));
   const CpuFeatures features = DetectCpuFeatures();
   options.kernels = kernels::SelectKernelTable(cap, features);
-  options.cpus = AllowedCpus();
-  if (!flags.cpus.empty()) {
-    ASSIGN_OR_RETURN(options.cpus, ParseCpuList(flags.cpus));
-  }
-  options.threads = flags.threads > 0 ? flags.threads : static_cast<int>(options.cpus.size());
-  StayOn(options.cpus);
-  const size_t threads = static_cast<size_t>(options.threads);
-  if (threads <= options.cpus.size()) {
-    options.cpus.resize(threads);
-  } else {
-    options.cpus.clear();  // more threads than CPUs: the kernel spreads them
-  }
+  ASSIGN_OR_RETURN(ProcessCpus placed, PlaceProcess(flags.cpus, flags.threads));
+  options.threads = placed.threads;
+  options.cpus = std::move(placed.cpus);
   options.placement = flags.placement == "apart"        ? shm::Placement::kApart
                       : flags.placement == "co-located" ? shm::Placement::kColocated
                                                         : shm::Placement::kAuto;
@@ -157,7 +127,8 @@ void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker,
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
-  ASSIGN_OR_RETURN(const std::vector<uint32_t> shares, ParseShares(flags.shares));
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> shares, 
+                   ParseShares(flags.shares, flags.shares.size(), "--shares"));
   ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags));
   ExpertWorker worker(options);
   ExpertWorkerService service(&worker, options.cpus.empty() ? -1 : NodeOf(options.cpus[0]));
@@ -193,13 +164,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
-  // Blocked before any thread exists, so that only ServeUntilSignal takes them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  sigprocmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
+  const sigset_t signals = BlockStopSignals();
   umask(0077);  // sockets are for this user only
   Flags flags;
   if (std::optional<int> code = ParseFlags(argc, argv, &flags)) return *code;

@@ -19,6 +19,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/options.h"
+#include "common/base/signals.h"
 #include "common/base/status.h"
 #include "gateway/api/grpc_server.h"
 #include "gateway/api/openai_api.h"
@@ -169,17 +170,6 @@ absl::Status WritePorts(const std::string& path, std::string_view json) {
   if (file) std::filesystem::rename(temporary, path, error);
   if (!file || error) return absl::UnavailableError(path + ": cannot be written");
   return absl::OkStatus();
-}
-
-sigset_t BlockStopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  // Every thread made from here on inherits the mask; Serve waits for them.
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  return signals;
 }
 
 // Until the first stop signal the health service follows the engine. An error: the model cannot be

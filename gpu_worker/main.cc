@@ -20,6 +20,8 @@
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/options.h"
+#include "common/base/shares.h"
+#include "common/base/signals.h"
 #include "common/base/status.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
@@ -98,26 +100,6 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   return std::nullopt;
 }
 
-absl::StatusOr<std::vector<uint32_t>> ParseShares(const Flags& flags) {
-  const size_t workers = flags.link == "inprocess" ? std::max<size_t>(1, flags.expert_shares.size())
-                                                   : flags.expert_workers.size();
-  if (flags.expert_shares.empty()) return std::vector<uint32_t>(workers, 1);
-  if (flags.expert_shares.size() != workers) {
-    return absl::InvalidArgumentError("--expert-shares: one number a worker is needed");
-  }
-  std::vector<uint32_t> shares;
-  for (const std::string& text : flags.expert_shares) {
-    uint32_t share = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
-    if (error != std::errc() || end != text.data() + text.size() || share > 1'000'000) {
-      return absl::InvalidArgumentError("--expert-shares: '" + text +
-                                        "' is no number up to 1000000");
-    }
-    shares.push_back(share);
-  }
-  return shares;
-}
-
 // Differs at every start, so that a gateway notices a restart: sequences and blocks are gone.
 uint64_t MakeEpoch() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -125,34 +107,18 @@ uint64_t MakeEpoch() {
   return static_cast<uint64_t>(ns) * 2 + 1;
 }
 
-// gRPC's threads inherit this.
-void StayOn(const std::vector<int>& cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(cpu, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) {
-    LogWarn("cpus_refused", {{"cpus", FormatCpuList(cpus)}});
-  }
-}
-
 absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
   WorkerOptions options;
-  ASSIGN_OR_RETURN(options.expert_shares, ParseShares(flags));
+  const size_t workers = flags.link == "inprocess" ? std::max<size_t>(1, flags.expert_shares.size())
+                                                   : flags.expert_workers.size();
+  ASSIGN_OR_RETURN(options.expert_shares,
+                   ParseShares(flags.expert_shares, workers, "--expert-shares"));
   ASSIGN_OR_RETURN(const Isa cap, ParseIsa(flags.max_isa));
   const CpuFeatures features = DetectCpuFeatures();
   options.kernels = kernels::SelectKernelTable(cap, features);
-  options.cpus = AllowedCpus();
-  if (!flags.cpus.empty()) {
-    ASSIGN_OR_RETURN(options.cpus, ParseCpuList(flags.cpus));
-  }
-  options.threads = flags.threads > 0 ? flags.threads : static_cast<int>(options.cpus.size());
-  StayOn(options.cpus);
-  const auto threads = static_cast<size_t>(options.threads);
-  if (threads <= options.cpus.size()) {
-    options.cpus.resize(threads);
-  } else {
-    options.cpus.clear();  // more threads than CPUs: the kernel spreads them
-  }
+  ASSIGN_OR_RETURN(ProcessCpus placed, PlaceProcess(flags.cpus, flags.threads));
+  options.threads = placed.threads;
+  options.cpus = std::move(placed.cpus);
   options.parity = flags.parity;
   options.inprocess_experts = flags.link == "inprocess";
   options.expert_addresses = flags.expert_workers;
@@ -220,13 +186,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
 }
 
 int Main(int argc, char** argv) {
-  // Blocked before any thread exists, so that only ServeUntilSignal takes them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  sigprocmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
+  const sigset_t signals = BlockStopSignals();
   umask(0077);  // sockets are for this user only
   Flags flags;
   if (std::optional<int> code = ParseFlags(argc, argv, flags)) return *code;

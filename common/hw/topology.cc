@@ -11,6 +11,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
 
 namespace tandem {
 namespace {
@@ -22,6 +24,16 @@ struct CpuSetDeleter {
   void operator()(cpu_set_t* set) const { CPU_FREE(set); }
 };
 using CpuSet = std::unique_ptr<cpu_set_t, CpuSetDeleter>;
+
+bool RestrictThisThread(const std::vector<int>& cpus) {
+  const CpuSet set(CPU_ALLOC(kMaxCpus));
+  const size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
+  CPU_ZERO_S(bytes, set.get());
+  for (const int cpu : cpus) {
+    if (cpu >= 0 && cpu < kMaxCpus) CPU_SET_S(cpu, bytes, set.get());
+  }
+  return pthread_setaffinity_np(pthread_self(), bytes, set.get()) == 0;
+}
 
 bool ParseInt(std::string_view text, int* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
@@ -140,12 +152,23 @@ absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text) {
   return cpus;
 }
 
+absl::StatusOr<ProcessCpus> PlaceProcess(std::string_view cpu_list, int threads) {
+  ProcessCpus placed{threads, AllowedCpus()};
+  if (!cpu_list.empty()) {
+    ASSIGN_OR_RETURN(placed.cpus, ParseCpuList(cpu_list));
+  }
+  if (!RestrictThisThread(placed.cpus)) {
+    LogWarn("cpus_refused", {{"cpus", FormatCpuList(placed.cpus)}});
+  }
+  const auto count = static_cast<int>(placed.cpus.size());
+  if (placed.threads <= 0) placed.threads = count;
+  // With more threads than CPUs the kernel spreads them.
+  placed.cpus.resize(placed.threads <= count ? static_cast<size_t>(placed.threads) : 0);
+  return placed;
+}
+
 absl::Status PinThisThread(int cpu) {
-  const CpuSet set(CPU_ALLOC(kMaxCpus));
-  const size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
-  CPU_ZERO_S(bytes, set.get());
-  if (cpu >= 0 && cpu < kMaxCpus) CPU_SET_S(cpu, bytes, set.get());
-  if (pthread_setaffinity_np(pthread_self(), bytes, set.get()) != 0) {
+  if (!RestrictThisThread({cpu})) {
     return absl::FailedPreconditionError(absl::StrCat("cannot pin a thread to CPU ", cpu));
   }
   return absl::OkStatus();

@@ -42,6 +42,17 @@ Topology DetectTopology(const NumaOption& option);
 std::string FormatCpuList(const std::vector<int>& cpus);
 absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text);
 
+// What a worker process runs on.
+struct ProcessCpus {
+  int threads = 1;
+  std::vector<int> cpus;  // one a thread; empty where there are more threads than CPUs
+};
+
+// Keeps the calling thread, and all that it makes later, on the CPUs of `cpu_list` (empty: all that are
+// allowed), for `threads` threads (0: one a CPU). What the kernel refuses is logged, not an error.
+// Errors: INVALID_ARGUMENT for a bad list.
+absl::StatusOr<ProcessCpus> PlaceProcess(std::string_view cpu_list, int threads);
+
 // Pins the calling thread. Errors: FAILED_PRECONDITION when the CPU is not allowed (containers): the
 // caller goes on unpinned and says so.
 absl::Status PinThisThread(int cpu);

@@ -44,7 +44,7 @@ absl::StatusOr<uint64_t> LinkBytes(const ServeOptions& options, const ModelSpec&
 }  // namespace
 
 absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& spec,
-                                  const Checkpoint& checkpoint, const std::vector<int>& shares,
+                                  const Checkpoint& checkpoint, const std::vector<uint32_t>& shares,
                                   const HostMemory& host) {
   HostPlan plan;
   if (options.max_context > spec.max_context) {
@@ -70,7 +70,7 @@ absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& 
   request.kv_tokens = plan.kv_cache_tokens;
   request.worker_shares.clear();
   const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (const int share : shares) request.worker_shares.push_back(share / total);
+  for (const uint32_t share : shares) request.worker_shares.push_back(share / total);
   if (!shares.empty() && spec.moe.experts > 0) {
     ASSIGN_OR_RETURN(request.link_bytes_per_worker, LinkBytes(options, spec));
   }

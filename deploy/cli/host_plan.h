@@ -24,7 +24,7 @@ struct HostPlan {
 // Errors: RESOURCE_EXHAUSTED with the budget when it does not fit; INVALID_ARGUMENT for a context that
 // is longer than the model's or than the KV cache.
 absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& spec,
-                                  const Checkpoint& checkpoint, const std::vector<int>& shares,
+                                  const Checkpoint& checkpoint, const std::vector<uint32_t>& shares,
                                   const HostMemory& host);
 
 }  // namespace tandem

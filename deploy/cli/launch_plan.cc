@@ -1,11 +1,9 @@
 #include "deploy/cli/launch_plan.h"
 
-#include <algorithm>
-
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/base/shares.h"
 
 namespace tandem {
 namespace {
@@ -36,7 +34,7 @@ std::vector<int> Limit(const std::vector<int>& cpus, int threads) {
   return {cpus.begin(), cpus.begin() + threads};
 }
 
-ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<int>& shares,
+ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<uint32_t>& shares,
                          const std::string& address) {
   const ServeOptions& options = in.options;
   const std::vector<int> cpus = Limit(WorkerCpus(in.topology, index), options.threads);
@@ -59,7 +57,7 @@ ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<in
 }
 
 ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan,
-                      const std::vector<int>& shares) {
+                      const std::vector<uint32_t>& shares) {
   const ServeOptions& options = in.options;
   ArgumentList list(in.program_dir + "/tandem-gpu-worker");
   list.Add("listen", plan.gpu_address);
@@ -120,25 +118,10 @@ int ExpertWorkerCount(const ServeOptions& options, const Topology& topology) {
   return static_cast<int>(topology.nodes.size());
 }
 
-absl::StatusOr<std::vector<int>> ExpertShares(const ServeOptions& options, int workers) {
-  if (options.expert_shares.empty()) return std::vector<int>(workers, 1);
-  std::vector<int> shares;
-  for (const absl::string_view part : absl::StrSplit(options.expert_shares, ',')) {
-    int share = 0;
-    if (!absl::SimpleAtoi(part, &share) || share < 0 || share > 1'000'000) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--expert-shares=", options.expert_shares, ": \"", part, "\" is no share"));
-    }
-    shares.push_back(share);
-  }
-  if (static_cast<int>(shares.size()) != workers) {
-    return absl::InvalidArgumentError(absl::StrCat("--expert-shares names ", shares.size(),
-                                                   " workers, but there are ", workers));
-  }
-  if (std::all_of(shares.begin(), shares.end(), [](int share) { return share == 0; })) {
-    return absl::InvalidArgumentError("--expert-shares: at least one share must not be 0");
-  }
-  return shares;
+absl::StatusOr<std::vector<uint32_t>> ExpertShares(const ServeOptions& options, int workers) {
+  std::vector<std::string> texts;
+  if (!options.expert_shares.empty()) texts = absl::StrSplit(options.expert_shares, ',');
+  return ParseShares(texts, static_cast<size_t>(workers), "--expert-shares");
 }
 
 absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
@@ -152,7 +135,7 @@ absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
   }
   plan.gpu_address = absl::StrCat("unix:", inputs.run_dir, "/gpu.sock");
   plan.ports_file = inputs.run_dir + "/ports.json";
-  plan.gpu_worker = GpuWorker(inputs, plan, workers > 0 ? *shares : std::vector<int>());
+  plan.gpu_worker = GpuWorker(inputs, plan, workers > 0 ? *shares : std::vector<uint32_t>());
   plan.gateway = Gateway(inputs, plan);
   return plan;
 }

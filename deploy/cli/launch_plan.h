@@ -34,7 +34,7 @@ struct LaunchPlan {
 int ExpertWorkerCount(const ServeOptions& options, const Topology& topology);
 
 // The shares of the workers, from options.expert_shares. Errors: INVALID_ARGUMENT.
-absl::StatusOr<std::vector<int>> ExpertShares(const ServeOptions& options, int workers);
+absl::StatusOr<std::vector<uint32_t>> ExpertShares(const ServeOptions& options, int workers);
 
 absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs);
 

@@ -87,7 +87,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
   ASSIGN_OR_RETURN(const NumaOption numa, ParseNumaOption(options.numa));
   LaunchInputs inputs{options, DetectTopology(numa), ProgramDir(), "", {}};
   const int workers = ExpertWorkerCount(options, inputs.topology);
-  std::vector<int> shares;
+  std::vector<uint32_t> shares;
   if (workers > 0) {
     ASSIGN_OR_RETURN(shares, ExpertShares(options, workers));
   }
@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
 }
 
 // The weights outlive a worker in these descriptors while it restarts.
-absl::Status LocalServer::KeepWeights(std::string_view huge_pages, const std::vector<int>& shares,
+absl::Status LocalServer::KeepWeights(std::string_view huge_pages, const std::vector<uint32_t>& shares,
                                       uint64_t routed_bytes) {
   ASSIGN_OR_RETURN(HugePages policy, ParseHugePages(huge_pages));
   // Packing pads; the worker takes the size that it needs. Where the pool is too small, plain pages

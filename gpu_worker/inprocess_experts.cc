@@ -2,51 +2,24 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/hw/pages.h"
 #include "common/model/expert_tensors.h"
-#include "common/model/model_tensors.h"
 #include "common/shm/unique_fd.h"
 #include "expert_worker/engine/expert_source.h"
-#include "expert_worker/engine/segments.h"
+#include "expert_worker/engine/model_experts.h"
 #include "gpu_worker/link_limits.h"
 #include "gpu_worker/links/expert_link_set.h"
 #include "gpu_worker/links/inprocess_expert_link.h"
 
 namespace tandem::gpu {
-namespace {
-
-absl::StatusOr<expert::StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                                const ExpertTensors& tensors,
-                                                const InProcessExpertsOptions& options,
-                                                size_t index) {
-  expert::StoreSpec store;
-  store.model_hash = ModelHash(checkpoint, spec);
-  store.format = tensors.native_dtype() == DType::kBF16 ? kernels::WeightFormat::kBf16
-                                                        : kernels::WeightFormat::kF32;
-  store.layers = static_cast<uint32_t>(spec.layers.size());
-  store.experts = static_cast<uint32_t>(spec.moe.experts);
-  store.hidden = static_cast<uint32_t>(spec.hidden);
-  store.intermediate = static_cast<uint32_t>(spec.moe.intermediate);
-  for (uint32_t layer = 0; layer < store.layers; ++layer) {
-    if (spec.layers[layer].moe) store.moe_layers.push_back(layer);
-  }
-  store.quantum = expert::ChooseQuantum(store.intermediate);
-  const uint32_t segments = expert::SegmentCount(store.intermediate, store.quantum);
-  ASSIGN_OR_RETURN(store.segments,
-                   expert::AssignSegments(segments, options.shares, static_cast<uint32_t>(index)));
-  return store;
-}
-
-}  // namespace
-
 absl::StatusOr<InProcessExperts::Engine> InProcessExperts::MakeEngine(
     const Checkpoint& checkpoint, const ModelSpec& spec, const InProcessExpertsOptions& options,
     size_t index, expert::LoadProgress& progress) {
   ASSIGN_OR_RETURN(const ExpertTensors tensors, ExpertTensors::Create(checkpoint, spec));
   ASSIGN_OR_RETURN(const expert::StoreSpec store_spec,
-                   MakeStoreSpec(checkpoint, spec, tensors, options, index));
+                   expert::MakeStoreSpec(checkpoint, spec, tensors, options.shares,
+                                         static_cast<uint32_t>(index)));
   ASSIGN_OR_RETURN(const Memfd memfd, CreateMemfd("tandem-experts", 0, HugePages::kOff));
   const shm::UniqueFd fd(memfd.fd);  // the store's mapping outlives it
   Engine engine;

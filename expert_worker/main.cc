@@ -127,7 +127,7 @@ void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker,
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
-  ASSIGN_OR_RETURN(const std::vector<uint32_t> shares, 
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> shares,
                    ParseShares(flags.shares, flags.shares.size(), "--shares"));
   ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags));
   ExpertWorker worker(options);

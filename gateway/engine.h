@@ -5,10 +5,10 @@
 // events into their wire format; the engine queues, schedules, talks to the gpu_worker, detokenizes
 // and matches stop strings. It knows neither HTTP nor gRPC.
 //
-// Thread safety: all methods of Engine may be called from any thread. Events of one request come one
-// at a time, in order, from an engine thread; a listener must not block (hand the event over) and may
-// call Cancel. Exactly one event with `finished` ends every accepted request; after it the listener is
-// released.
+// Thread safety: all methods of Engine may be called from any thread. Events of one request come
+// one at a time, in order, from an engine thread; a listener must not block (hand the event over)
+// and may call Cancel. Exactly one event with `finished` ends every accepted request; after it the
+// listener is released.
 
 #include <cstdint>
 #include <map>
@@ -48,10 +48,11 @@ struct GenerationRequest {
   std::vector<uint32_t> prompt;
   SamplingOptions sampling;
   StopOptions stopping;
-  std::optional<uint32_t> top_logprobs;         // of generated tokens
-  std::optional<uint32_t> prompt_top_logprobs;  // of prompt tokens 1 ...; turns the prefix cache off
-  bool skip_special_tokens = true;              // in text deltas
-  bool detokenize = true;                       // false where the model has no tokenizer
+  std::optional<uint32_t> top_logprobs;  // of generated tokens
+  std::optional<uint32_t>
+      prompt_top_logprobs;          // of prompt tokens 1 ...; turns the prefix cache off
+  bool skip_special_tokens = true;  // in text deltas
+  bool detokenize = true;           // false where the model has no tokenizer
 };
 
 struct TopLogprob {
@@ -69,15 +70,16 @@ struct TokenLogprob {
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kError, kCancelled };
 
 struct GenerationEvent {
-  std::string text;                 // certain text since the last event
-  std::vector<uint32_t> token_ids;  // generated since the last event
-  std::vector<TokenLogprob> logprobs;         // one a token of token_ids, where asked for
-  std::vector<TokenLogprob> prompt_logprobs;  // once, before the first token: prompt positions 1 ...
+  std::string text;                    // certain text since the last event
+  std::vector<uint32_t> token_ids;     // generated since the last event
+  std::vector<TokenLogprob> logprobs;  // one a token of token_ids, where asked for
+  std::vector<TokenLogprob>
+      prompt_logprobs;  // once, before the first token: prompt positions 1 ...
   bool finished = false;
   FinishReason reason = FinishReason::kNone;
   std::string matched_stop;  // the stop string that ended it
   std::optional<uint32_t> matched_stop_token;
-  absl::Status error;        // with kError
+  absl::Status error;          // with kError
   uint32_t prompt_tokens = 0;  // counts are cumulative, in every event
   uint32_t completion_tokens = 0;
   uint32_t cached_tokens = 0;
@@ -104,9 +106,9 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Queues a request. Errors: RESOURCE_EXHAUSTED (queue full by requests or tokens, or can never fit
-  // the KV cache), UNAVAILABLE (loading, draining or worker lost), INVALID_ARGUMENT. Events may come
-  // before Submit returns.
+  // Queues a request. Errors: RESOURCE_EXHAUSTED (queue full by requests or tokens, or can never
+  // fit the KV cache), UNAVAILABLE (loading, draining or worker lost), INVALID_ARGUMENT. Events may
+  // come before Submit returns.
   virtual absl::StatusOr<uint64_t> Submit(GenerationRequest request,
                                           std::shared_ptr<GenerationListener> listener) = 0;
   // The client left: ends the request with kCancelled and frees its blocks within a step.

@@ -1,8 +1,8 @@
-// tandem-gateway: the process that clients talk to. Builds every object of the gateway, serves until
-// SIGTERM or SIGINT, then drains.
+// tandem-gateway: the process that clients talk to. Builds every object of the gateway, serves
+// until SIGTERM or SIGINT, then drains.
 //
-// Exit codes: 0 after a drain, 2 for bad options, 3 when a port is in use, 4 when the model directory
-// cannot be served, 1 otherwise.
+// Exit codes: 0 after a drain, 2 for bad options, 3 when a port is in use, 4 when the model
+// directory cannot be served, 1 otherwise.
 
 #include <signal.h>
 #include <time.h>
@@ -87,8 +87,8 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
              &flags->prefill_chunk_tokens, {.min = 0, .max = 1 << 20});
   parser.Add("itl-target-ms", "Time between tokens that prefill chunks must keep",
              &flags->itl_target_ms, {.min = 1, .max = 600'000});
-  parser.Add("max-logprobs", "Largest logprobs and top_logprobs of a request",
-             &flags->max_logprobs, {.min = 0, .max = 1 << 20});
+  parser.Add("max-logprobs", "Largest logprobs and top_logprobs of a request", &flags->max_logprobs,
+             {.min = 0, .max = 1 << 20});
   parser.Add("max-connections", "HTTP connections", &flags->max_connections,
              {.min = 1, .max = 1 << 20});
   parser.Add("max-body-bytes", "Largest HTTP request body", &flags->max_body_bytes,
@@ -99,8 +99,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
              &flags->heartbeat_ms, {.min = 10, .max = 3'600'000});
   parser.Add("drain-timeout-ms", "Time that open requests get after SIGTERM",
              &flags->drain_timeout_ms, {.min = 0, .max = 3'600'000});
-  parser.Add("io-threads", "Threads of the HTTP server", &flags->io_threads,
-             {.min = 1, .max = 64});
+  parser.Add("io-threads", "Threads of the HTTP server", &flags->io_threads, {.min = 1, .max = 64});
   parser.Add("blocking-threads", "Threads that render templates and tokenize",
              &flags->blocking_threads, {.min = 1, .max = 64});
   parser.AddChoice("log-level", "debug, info, warn or error", &flags->log_level,
@@ -207,17 +206,16 @@ void DrainAll(const Flags& flags, Engine& engine, HttpServer& http_server,
 int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
           const sigset_t& signals) {
   auto registry = std::make_shared<prometheus::Registry>();
-  const std::unique_ptr<Engine> engine =
-      MakeEngine(MakeEngineOptions(flags, model), MakeTextSinkFactory(model.tokenizer.get()),
-                 registry);
+  const std::unique_ptr<Engine> engine = MakeEngine(
+      MakeEngineOptions(flags, model), MakeTextSinkFactory(model.tokenizer.get()), registry);
   BuilderLimits limits;
   limits.max_logprobs = static_cast<uint32_t>(flags.max_logprobs);
   const RequestBuilder builder(engine.get(), model.tokenizer.get(), model.chat_template.get(),
                                model.defaults, limits);
   ApiMetrics api_metrics(registry);
   BlockingPool pool(static_cast<size_t>(flags.blocking_threads));
-  const GenerationStreamOptions stream = {
-      .max_buffered_bytes = static_cast<size_t>(flags.stream_buffer_bytes)};
+  const GenerationStreamOptions stream = {.max_buffered_bytes =
+                                              static_cast<size_t>(flags.stream_buffer_bytes)};
   OpenAiApi api({engine.get(), &builder, &keys, &pool, &api_metrics},
                 {.heartbeat = std::chrono::milliseconds(flags.heartbeat_ms), .stream = stream});
 
@@ -226,8 +224,8 @@ int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
   GrpcServerOptions grpc_options;
   grpc_options.host = flags.host;
   grpc_options.port = flags.grpc_port;
-  auto grpc_server = GrpcServer::Start(
-      grpc_options, {engine.get(), &builder, &keys, &pool, &api_metrics, stream});
+  auto grpc_server =
+      GrpcServer::Start(grpc_options, {engine.get(), &builder, &keys, &pool, &api_metrics, stream});
   if (!grpc_server.ok()) return Fail(grpc_server.status(), kExitAddressInUse);
   std::unique_ptr<MetricsServer> metrics_server;
   if (flags.metrics_port >= 0) {
@@ -242,10 +240,10 @@ int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
                         {"grpc_port", LogValue((*grpc_server)->port())},
                         {"api_key_required", keys.required() ? "yes" : "no"}});
   if (!flags.ports_file.empty()) {
-    const absl::Status written = WritePorts(
-        flags.ports_file,
-        absl::StrCat("{\"http\":", (*http_server)->port(), ",\"grpc\":", (*grpc_server)->port(),
-                     ",\"metrics\":", metrics_port, "}"));
+    const absl::Status written =
+        WritePorts(flags.ports_file, absl::StrCat("{\"http\":", (*http_server)->port(),
+                                                  ",\"grpc\":", (*grpc_server)->port(),
+                                                  ",\"metrics\":", metrics_port, "}"));
     if (!written.ok()) return Fail(written, kExitFailure);
   }
   const absl::Status ended = ServeUntilSignal(signals, *engine, **grpc_server);

@@ -90,8 +90,7 @@ absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& dir) {
     model.end_ids.push_back(*model.tokenizer->eos_id());
   }
   std::sort(model.end_ids.begin(), model.end_ids.end());
-  model.end_ids.erase(std::unique(model.end_ids.begin(), model.end_ids.end()),
-                      model.end_ids.end());
+  model.end_ids.erase(std::unique(model.end_ids.begin(), model.end_ids.end()), model.end_ids.end());
   return model;
 }
 

@@ -9,9 +9,9 @@ namespace tandem {
 
 }  // namespace tandem
 
-#define TANDEM_CHECK(condition)                                         \
-  (__builtin_expect(static_cast<bool>(condition), 1)                    \
-       ? static_cast<void>(0)                                           \
+#define TANDEM_CHECK(condition)                      \
+  (__builtin_expect(static_cast<bool>(condition), 1) \
+       ? static_cast<void>(0)                        \
        : ::tandem::CheckFailed(__FILE__, __LINE__, #condition))
 
 #ifdef NDEBUG

@@ -1,8 +1,8 @@
 #pragma once
 
 // Metrics of a process: families are declared by their owner on a prometheus::Registry, and
-// MetricsServer serves GET /metrics on a port of its own. Names: tandem_<service>_<noun>_<unit>[_total],
-// base units, bounded labels. Thread-safe.
+// MetricsServer serves GET /metrics on a port of its own. Names:
+// tandem_<service>_<noun>_<unit>[_total], base units, bounded labels. Thread-safe.
 
 #include <prometheus/registry.h>
 

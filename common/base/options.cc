@@ -98,8 +98,7 @@ void OptionParser::AddChoice(std::string_view name, std::string_view help, std::
       ->capture_default_str();
 }
 
-void OptionParser::AddPositional(std::string_view name, std::string_view help,
-                                 std::string* value) {
+void OptionParser::AddPositional(std::string_view name, std::string_view help, std::string* value) {
   last_ = app_->add_option(std::string(name), *value, std::string(help));
 }
 
@@ -125,8 +124,8 @@ std::string OptionParser::Summary() const {
     const std::string name = option->get_name();
     if (name == "--help" || name == "--version" || name.find("key") != std::string::npos) continue;
     if (!summary.empty()) summary += ' ';
-    const std::string given = option->count() > 0 ? CLI::detail::join(option->results(), ",")
-                                                  : option->get_default_str();
+    const std::string given =
+        option->count() > 0 ? CLI::detail::join(option->results(), ",") : option->get_default_str();
     summary += name + "=" + given;
   }
   return summary;

@@ -1,8 +1,9 @@
 #pragma once
 
 // Command-line options of a process, over CLI11. Every option `--like-this` can also be given as
-// environment TANDEM_LIKE_THIS; the flag wins, and of a flag given twice the last. Values are validated while parsing and an error names
-// the option and what it accepts. Environment values that Kubernetes injects for a Service
+// environment TANDEM_LIKE_THIS; the flag wins, and of a flag given twice the last. Values are
+// validated while parsing and an error names the option and what it accepts. Environment values
+// that Kubernetes injects for a Service
 // ("tcp://10.0.0.7:8080") are ignored with one log line.
 //
 //   OptionParser options("tandem-gateway", "Schedules requests");
@@ -54,8 +55,8 @@ class OptionParser {
   // The program needs one of its subcommands.
   void RequireSubcommand();
 
-  // Nothing when the program should go on, else its exit code: 0 after --help and --version, 2 after
-  // an error, which has been printed.
+  // Nothing when the program should go on, else its exit code: 0 after --help and --version, 2
+  // after an error, which has been printed.
   std::optional<int> Parse(int argc, const char* const* argv);
   // After Parse: whether this subcommand was chosen.
   bool Chosen() const;

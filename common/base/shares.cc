@@ -12,8 +12,8 @@ absl::StatusOr<std::vector<uint32_t>> ParseShares(const std::vector<std::string>
   const std::string name(option);
   if (texts.empty()) return std::vector<uint32_t>(workers, 1);
   if (texts.size() != workers) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " names ", texts.size(), " workers, but there are ", workers));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " names ", texts.size(), " workers, but there are ", workers));
   }
   std::vector<uint32_t> shares;
   for (const std::string& text : texts) {

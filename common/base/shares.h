@@ -11,8 +11,9 @@
 
 namespace tandem {
 
-// One number a worker, each 0 to 1,000,000, not all 0; none given: all equal. Errors: INVALID_ARGUMENT
-// naming `option` when a text is no such number or the count differs from `workers`.
+// One number a worker, each 0 to 1,000,000, not all 0; none given: all equal. Errors:
+// INVALID_ARGUMENT naming `option` when a text is no such number or the count differs from
+// `workers`.
 absl::StatusOr<std::vector<uint32_t>> ParseShares(const std::vector<std::string>& texts,
                                                   size_t workers, std::string_view option);
 

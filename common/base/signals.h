@@ -6,8 +6,8 @@
 
 namespace tandem {
 
-// Blocks SIGTERM and SIGINT and ignores SIGPIPE; returns the set to wait for. REQUIRES: called at the
-// start of main, so that every thread made later inherits the mask.
+// Blocks SIGTERM and SIGINT and ignores SIGPIPE; returns the set to wait for. REQUIRES: called at
+// the start of main, so that every thread made later inherits the mask.
 sigset_t BlockStopSignals();
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 #pragma once
 
-// Early-return macros for absl::Status and absl::StatusOr, and annotation of errors on their way up.
+// Early-return macros for absl::Status and absl::StatusOr, and annotation of errors on their way
+// up.
 
 #include <string_view>
 #include <utility>
@@ -19,10 +20,10 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 #define TANDEM_CONCAT(a, b) TANDEM_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function if `expr` (an absl::Status) is not OK.
-#define RETURN_IF_ERROR(expr)                        \
-  do {                                               \
-    absl::Status tandem_status = (expr);             \
-    if (!tandem_status.ok()) return tandem_status;   \
+#define RETURN_IF_ERROR(expr)                      \
+  do {                                             \
+    absl::Status tandem_status = (expr);           \
+    if (!tandem_status.ok()) return tandem_status; \
   } while (false)
 
 // ASSIGN_OR_RETURN(auto x, F()): x is F()'s value, or the enclosing function returns F()'s error.

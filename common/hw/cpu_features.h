@@ -1,6 +1,7 @@
 #pragma once
 
-// What this CPU can do (with the operating system's consent), and the cap that --max-isa puts on it.
+// What this CPU can do (with the operating system's consent), and the cap that --max-isa puts on
+// it.
 
 #include <cstdint>
 #include <string>
@@ -12,7 +13,7 @@
 namespace tandem {
 
 struct CpuFeatures {
-  bool avx2 = false;  // with FMA and F16C
+  bool avx2 = false;    // with FMA and F16C
   bool avx512 = false;  // F, BW, DQ, VL
   bool avx512_vnni = false;
   bool avx512_bf16 = false;

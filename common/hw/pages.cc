@@ -67,8 +67,7 @@ bool IsHugeTlb(int fd) {
 
 std::string HugePageAdvice(size_t bytes) {
   const size_t needed = HugePagesFor(bytes);
-  const size_t configured =
-      ReadNumber("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+  const size_t configured = ReadNumber("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
   const size_t free_pages = FreeHugePages();
   const size_t missing = needed > free_pages ? needed - free_pages : 0;
   return absl::StrCat("needs ", needed, " huge pages of 2 MiB, ", free_pages,

@@ -17,8 +17,8 @@ enum class PageKind : uint8_t { kPlain, kTransparent, kHugeTlb };
 
 std::string_view PageKindName(PageKind kind);
 
-// What to try: kAuto takes the best there is; kRequire refuses anything but explicit huge pages, with
-// the number that is missing and the command that provides it; kOff takes plain pages.
+// What to try: kAuto takes the best there is; kRequire refuses anything but explicit huge pages,
+// with the number that is missing and the command that provides it; kOff takes plain pages.
 enum class HugePages : uint8_t { kAuto, kRequire, kOff };
 
 // "auto", "require" or "off". Errors: INVALID_ARGUMENT.
@@ -58,8 +58,8 @@ class PageBuffer {
   PageKind kind_ = PageKind::kPlain;
 };
 
-// A sealable memfd. `bytes` may be 0: the file is sized later with ftruncate (hugetlb needs multiples
-// of kHugePageBytes). With explicit huge pages the pages are reserved at creation.
+// A sealable memfd. `bytes` may be 0: the file is sized later with ftruncate (hugetlb needs
+// multiples of kHugePageBytes). With explicit huge pages the pages are reserved at creation.
 struct Memfd {
   int fd = -1;
   PageKind kind = PageKind::kPlain;

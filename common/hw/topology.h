@@ -1,7 +1,8 @@
 #pragma once
 
-// CPUs and NUMA nodes that this process may use. Only CPUs of the allowed set (cpuset, taskset) count:
-// inside a container or under taskset a process must not start threads for the whole machine.
+// CPUs and NUMA nodes that this process may use. Only CPUs of the allowed set (cpuset, taskset)
+// count: inside a container or under taskset a process must not start threads for the whole
+// machine.
 
 #include <string>
 #include <string_view>
@@ -12,8 +13,8 @@
 namespace tandem {
 
 struct NumaNode {
-  int id = 0;                // the kernel's node; simulated nodes all have the first real one's
-  std::vector<int> cpus;     // allowed CPUs of the node, ascending
+  int id = 0;             // the kernel's node; simulated nodes all have the first real one's
+  std::vector<int> cpus;  // allowed CPUs of the node, ascending
   bool simulated = false;
 };
 
@@ -48,13 +49,13 @@ struct ProcessCpus {
   std::vector<int> cpus;  // one a thread; empty where there are more threads than CPUs
 };
 
-// Keeps the calling thread, and all that it makes later, on the CPUs of `cpu_list` (empty: all that are
-// allowed), for `threads` threads (0: one a CPU). What the kernel refuses is logged, not an error.
-// Errors: INVALID_ARGUMENT for a bad list.
+// Keeps the calling thread, and all that it makes later, on the CPUs of `cpu_list` (empty: all that
+// are allowed), for `threads` threads (0: one a CPU). What the kernel refuses is logged, not an
+// error. Errors: INVALID_ARGUMENT for a bad list.
 absl::StatusOr<ProcessCpus> PlaceProcess(std::string_view cpu_list, int threads);
 
-// Pins the calling thread. Errors: FAILED_PRECONDITION when the CPU is not allowed (containers): the
-// caller goes on unpinned and says so.
+// Pins the calling thread. Errors: FAILED_PRECONDITION when the CPU is not allowed (containers):
+// the caller goes on unpinned and says so.
 absl::Status PinThisThread(int cpu);
 
 }  // namespace tandem

@@ -10,7 +10,8 @@
 namespace tandem {
 namespace {
 
-// Unless told otherwise the KV cache takes at most this part of what is available: weights come first.
+// Unless told otherwise the KV cache takes at most this part of what is available: weights come
+// first.
 constexpr uint64_t kKvCacheDivisor = 4;
 // Code, gRPC, interpreter and buffers of all processes together; measured about 150 MB.
 constexpr uint64_t kProcessBytes = uint64_t{256} << 20;
@@ -48,25 +49,21 @@ absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& 
                                   const HostMemory& host) {
   HostPlan plan;
   if (options.max_context > spec.max_context) {
-    return absl::InvalidArgumentError(absl::StrCat("--max-context=", options.max_context,
-                                                   " is longer than the model's ",
-                                                   spec.max_context));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-context=", options.max_context, " is longer than the model's ", spec.max_context));
   }
   plan.max_context = options.max_context > 0 ? options.max_context : spec.max_context;
   PlanRequest request;
   request.weights = MeasureWeights(checkpoint, spec);
-  request.kv_bytes_per_token =
-      KvBytesPerToken(spec, options.parity ? DType::kF32 : DType::kBF16);
+  request.kv_bytes_per_token = KvBytesPerToken(spec, options.parity ? DType::kF32 : DType::kBF16);
   plan.kv_cache_tokens = options.kv_cache_tokens;
   if (plan.kv_cache_tokens == 0) {
     const uint64_t affordable =
         host.available_bytes / kKvCacheDivisor / std::max<uint64_t>(1, request.kv_bytes_per_token);
-    plan.kv_cache_tokens = std::clamp<int64_t>(
-        static_cast<int64_t>(affordable), plan.max_context,
-        int64_t{plan.max_context} * options.max_sequences);
+    plan.kv_cache_tokens = std::clamp<int64_t>(static_cast<int64_t>(affordable), plan.max_context,
+                                               int64_t{plan.max_context} * options.max_sequences);
   }
-  plan.max_context =
-      static_cast<int>(std::min<int64_t>(plan.max_context, plan.kv_cache_tokens));
+  plan.max_context = static_cast<int>(std::min<int64_t>(plan.max_context, plan.kv_cache_tokens));
   request.kv_tokens = plan.kv_cache_tokens;
   request.worker_shares.clear();
   const double total = std::accumulate(shares.begin(), shares.end(), 0.0);

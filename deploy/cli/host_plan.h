@@ -1,7 +1,7 @@
 #pragma once
 
-// What a model needs of this host under the given options: resolves the sizes that the options leave
-// open (context, KV cache) and sets up the memory budget.
+// What a model needs of this host under the given options: resolves the sizes that the options
+// leave open (context, KV cache) and sets up the memory budget.
 
 #include <cstdint>
 #include <vector>
@@ -21,8 +21,8 @@ struct HostPlan {
 };
 
 // `shares` are the expert workers' relative shares; empty: experts run in the gpu_worker's process.
-// Errors: RESOURCE_EXHAUSTED with the budget when it does not fit; INVALID_ARGUMENT for a context that
-// is longer than the model's or than the KV cache.
+// Errors: RESOURCE_EXHAUSTED with the budget when it does not fit; INVALID_ARGUMENT for a context
+// that is longer than the model's or than the KV cache.
 absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& spec,
                                   const Checkpoint& checkpoint, const std::vector<uint32_t>& shares,
                                   const HostMemory& host);

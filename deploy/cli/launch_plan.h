@@ -1,7 +1,7 @@
 #pragma once
 
-// Which processes a server consists of on this machine, with their command lines: pure arithmetic on
-// options and topology, so that it can be printed and tested without starting anything.
+// Which processes a server consists of on this machine, with their command lines: pure arithmetic
+// on options and topology, so that it can be printed and tested without starting anything.
 
 #include <string>
 #include <vector>
@@ -16,8 +16,8 @@ namespace tandem {
 struct LaunchInputs {
   ServeOptions options;
   Topology topology;
-  std::string program_dir;     // where the tandem-* programs are
-  std::string run_dir;         // sockets and small files
+  std::string program_dir;      // where the tandem-* programs are
+  std::string run_dir;          // sockets and small files
   std::vector<int> weight_fds;  // one a worker: memory that outlives it
 };
 

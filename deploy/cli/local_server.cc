@@ -117,8 +117,8 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
 }
 
 // The weights outlive a worker in these descriptors while it restarts.
-absl::Status LocalServer::KeepWeights(std::string_view huge_pages, const std::vector<uint32_t>& shares,
-                                      uint64_t routed_bytes) {
+absl::Status LocalServer::KeepWeights(std::string_view huge_pages,
+                                      const std::vector<uint32_t>& shares, uint64_t routed_bytes) {
   ASSIGN_OR_RETURN(HugePages policy, ParseHugePages(huge_pages));
   // Packing pads; the worker takes the size that it needs. Where the pool is too small, plain pages
   // are given, and the worker says or refuses it by the exact number.

@@ -1,7 +1,7 @@
 #pragma once
 
-// A whole server on this machine: checks the model and the memory plan, starts the processes under a
-// Supervisor, and says when it is ready. Used by all commands that need one.
+// A whole server on this machine: checks the model and the memory plan, starts the processes under
+// a Supervisor, and says when it is ready. Used by all commands that need one.
 
 #include <functional>
 #include <memory>
@@ -30,9 +30,9 @@ class LocalServer {
     bool quiet = false;  // children log to a file in the run directory instead of stderr
   };
 
-  // Everything that can be refused before a process starts is refused here: a bad model directory, a
-  // model that does not fit (with the budget printed in the message), bad options.
-  // REQUIRES: no other thread runs yet (signals are blocked for all threads to come).
+  // Everything that can be refused before a process starts is refused here: a bad model directory,
+  // a model that does not fit (with the budget printed in the message), bad options. REQUIRES: no
+  // other thread runs yet (signals are blocked for all threads to come).
   static absl::StatusOr<std::unique_ptr<LocalServer>> Create(Settings settings);
   ~LocalServer();
 
@@ -40,8 +40,8 @@ class LocalServer {
   const std::string& report() const { return report_; }
 
   // Starts the processes and supervises them until Stop or a signal, on the calling thread.
-  // `on_ready` runs once, on a thread of its own, when the API serves the model; progress is shown on
-  // stderr unless quiet. Returns the exit code.
+  // `on_ready` runs once, on a thread of its own, when the API serves the model; progress is shown
+  // on stderr unless quiet. Returns the exit code.
   int Run(const std::function<void(const BoundPorts&)>& on_ready);
   void Stop() { supervisor_->Stop(); }
 

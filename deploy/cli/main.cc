@@ -18,8 +18,8 @@ namespace {
 // Refusals before anything ran: the model's own faults have an exit code of their own.
 int PrintRefusal(const absl::Status& status) {
   std::cerr << "tandem: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) ||
-                 absl::IsNotFound(status) || absl::IsUnimplemented(status)
+  return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) || absl::IsNotFound(status) ||
+                 absl::IsUnimplemented(status)
              ? kExitBadModel
              : kExitFailure;
 }
@@ -30,8 +30,8 @@ int Serve(const ServeOptions& options) {
   std::cerr << (*server)->report() << std::flush;
   const int code = (*server)->Run([&](const BoundPorts& ports) {
     std::cerr << absl::StrCat("ready      http://", options.host, ":", ports.http, "/v1  grpc ",
-                              options.host, ":", ports.grpc, "  metrics http://", options.host,
-                              ":", ports.metrics, "/metrics\n")
+                              options.host, ":", ports.grpc, "  metrics http://", options.host, ":",
+                              ports.metrics, "/metrics\n")
               << std::flush;
   });
   if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";
@@ -60,10 +60,8 @@ int WithServer(ServeOptions options, const std::function<int(GenerateClient&)>& 
 }
 
 bool Answer(GenerateClient& client, std::vector<ChatTurn>& turns, const AskOptions& ask) {
-  const auto text =
-      client.Chat(turns, {ask.max_tokens, ask.temperature}, [](std::string_view piece) {
-        std::cout << piece << std::flush;
-      });
+  const auto text = client.Chat(turns, {ask.max_tokens, ask.temperature},
+                                [](std::string_view piece) { std::cout << piece << std::flush; });
   std::cout << std::endl;
   if (!text.ok()) {
     std::cerr << "tandem: " << text.status().message() << "\n";

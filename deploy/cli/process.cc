@@ -15,8 +15,8 @@
 namespace tandem {
 namespace {
 
-// What the child does between fork and exec: async-signal-safe calls only, since other threads of the
-// parent may hold locks. Exit code 127 as the shell's "cannot execute".
+// What the child does between fork and exec: async-signal-safe calls only, since other threads of
+// the parent may hold locks. Exit code 127 as the shell's "cannot execute".
 [[noreturn]] void ExecuteChild(const ProcessSpec& spec, char* const* argv, pid_t parent, int log) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // the parent died before the line above
@@ -46,8 +46,8 @@ absl::StatusOr<pid_t> StartProcess(const ProcessSpec& spec) {
   if (!spec.log_path.empty()) {
     log = open(spec.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (log < 0) {
-      return absl::InternalError(absl::StrCat(spec.name, ": cannot write ", spec.log_path, ": ",
-                                              std::strerror(errno)));
+      return absl::InternalError(
+          absl::StrCat(spec.name, ": cannot write ", spec.log_path, ": ", std::strerror(errno)));
     }
   }
   std::vector<char*> argv;

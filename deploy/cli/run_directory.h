@@ -1,8 +1,8 @@
 #pragma once
 
-// The private directory (0700) of one running server: its Unix sockets and small files. A lock file in
-// it shows that its owner lives, so that directories which a killed server left are removed at the
-// next start.
+// The private directory (0700) of one running server: its Unix sockets and small files. A lock file
+// in it shows that its owner lives, so that directories which a killed server left are removed at
+// the next start.
 
 #include <string>
 

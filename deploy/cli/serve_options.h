@@ -17,7 +17,7 @@ struct ServeOptions {
   int metrics_port = 9464;  // gateway; gpu_worker + 1, expert workers from + 2 on; 0: any free ones
   bool parity = false;
   std::string link = "shm";
-  int expert_workers = 0;  // 0: one per NUMA node
+  int expert_workers = 0;     // 0: one per NUMA node
   std::string expert_shares;  // "3,1": relative shares of each expert; empty: equal
   std::string numa = "auto";
   int threads = 0;  // a process; 0: all allowed CPUs of its node

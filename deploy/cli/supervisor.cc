@@ -36,7 +36,7 @@ struct Supervisor::State {
   Child child;
   pid_t pid = -1;
   int64_t started_ms = 0;
-  int64_t start_at_ms = 0;   // when pid < 0: next start
+  int64_t start_at_ms = 0;  // when pid < 0: next start
   int64_t backoff_ms = 0;
   int64_t stopped_since_ms = -1;
   int64_t failing_since_ms = -1;
@@ -46,8 +46,7 @@ struct Supervisor::State {
   std::future<bool> probing;
 };
 
-Supervisor::Supervisor(SupervisorOptions options, std::vector<Child> children)
-    : options_(options) {
+Supervisor::Supervisor(SupervisorOptions options, std::vector<Child> children) : options_(options) {
   states_.resize(children.size());
   for (size_t i = 0; i < children.size(); ++i) states_[i].child = std::move(children[i]);
 }
@@ -61,8 +60,7 @@ absl::Status Supervisor::Start() {
     state.pid = *pid;
     state.started_ms = NowMs();
     state.backoff_ms = options_.first_backoff_ms;
-    LogInfo("process_started",
-            {{"name", state.child.spec.name}, {"pid", LogValue(state.pid)}});
+    LogInfo("process_started", {{"name", state.child.spec.name}, {"pid", LogValue(state.pid)}});
   }
   return absl::OkStatus();
 }
@@ -106,8 +104,8 @@ void Supervisor::OnExit(State& state, int wait_status) {
   state.failing_since_ms = -1;
   if (shutting_down_) return;
   const int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-  const bool hopeless = code == kExitUsage || code == kExitAddressInUse || code == kExitBadModel ||
-                        code == 127;
+  const bool hopeless =
+      code == kExitUsage || code == kExitAddressInUse || code == kExitBadModel || code == 127;
   if (hopeless && restarts_ == 0) {
     failure_ = absl::StrCat(state.child.spec.name, " ended with ", how);
     fatal_exit_ = code;
@@ -129,16 +127,15 @@ void Supervisor::StartDue() {
     if (state.pid > 0 || now < state.start_at_ms || fatal_exit_ >= 0) continue;
     auto pid = StartProcess(state.child.spec);
     if (!pid.ok()) {
-      LogError("start_failed", {{"name", state.child.spec.name},
-                                {"error", std::string(pid.status().message())}});
+      LogError("start_failed",
+               {{"name", state.child.spec.name}, {"error", std::string(pid.status().message())}});
       state.start_at_ms = now + options_.max_backoff_ms;
       continue;
     }
     state.pid = *pid;
     state.started_ms = now;
     state.ever_answered = false;
-    LogInfo("process_restarted",
-            {{"name", state.child.spec.name}, {"pid", LogValue(state.pid)}});
+    LogInfo("process_restarted", {{"name", state.child.spec.name}, {"pid", LogValue(state.pid)}});
   }
 }
 

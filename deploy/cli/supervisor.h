@@ -1,8 +1,8 @@
 #pragma once
 
-// Starts the processes of one machine and keeps them running: restarts what dies with back-off, kills
-// what is stopped or hangs, ends everything on SIGTERM and SIGINT in order (gateway first, which
-// drains). All calls are made by the thread that made it; Stop may come from any thread.
+// Starts the processes of one machine and keeps them running: restarts what dies with back-off,
+// kills what is stopped or hangs, ends everything on SIGTERM and SIGINT in order (gateway first,
+// which drains). All calls are made by the thread that made it; Stop may come from any thread.
 
 #include <sys/types.h>
 

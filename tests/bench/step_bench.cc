@@ -1,5 +1,6 @@
-// What a decode step of the shipped model takes outside of its ops: validation, staging, enqueueing,
-// reading results. The experts run in process, so that no other process's time is in it.
+// What a decode step of the shipped model takes outside of its ops: validation, staging,
+// enqueueing, reading results. The experts run in process, so that no other process's time is in
+// it.
 //
 //   step_bench [steps]     prints medians over the steps, for 1 and for 16 sequences
 
@@ -95,8 +96,7 @@ worker::v1::Step FirstStep(int sequences, int blocks_each) {
     sequence.set_sample(true);
     for (int b = 0; b < blocks_each; ++b) {
       if (b == 0) sequence.add_block_appends();
-      sequence.mutable_block_appends(0)->add_block_ids(
-          static_cast<uint32_t>(i * blocks_each + b));
+      sequence.mutable_block_appends(0)->add_block_ids(static_cast<uint32_t>(i * blocks_each + b));
     }
   }
   return step;
@@ -136,8 +136,8 @@ int Measure(GoldenModel& model, TimedBackend& timed, int sequences, int steps) {
       return 1;
     }
   }
-  std::printf("sequences %2d  ops %d  step_us %.1f  outside_ops_us %.1f (%.1f %%)\n", sequences, ops,
-              Median(whole), Median(outside), 100 * Median(outside) / Median(whole));
+  std::printf("sequences %2d  ops %d  step_us %.1f  outside_ops_us %.1f (%.1f %%)\n", sequences,
+              ops, Median(whole), Median(outside), 100 * Median(outside) / Median(whole));
   return 0;
 }
 

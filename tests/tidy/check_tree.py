@@ -8,10 +8,12 @@ headers    a source includes its own header first; a header without a source com
 symbols    objects of an instruction set have no weak symbols: the linker could pick them for all
 metrics    metric names follow tandem_<service>_<noun>_<unit>
 paths      no absolute machine paths in the tree
+format     clang-format has nothing to change
 """
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -163,6 +165,15 @@ def check_paths(root, _build):
     for name, text in sources(root, (".h", ".cc", ".md", ".txt", ".py", ".sh", ".json", ".yaml", ".yml", "/run", "quickstart")):
         if name != this and re.search(r"(/work/|/root/|/home/[a-z])", text):
             yield f"{name}: absolute machine path"
+
+
+def check_format(root, _build):
+    if shutil.which("clang-format-14") is None:
+        return
+    names = [str(pathlib.Path(root) / name) for name, _ in sources(root)]
+    done = subprocess.run(["clang-format-14", "--dry-run", *names], capture_output=True, text=True)
+    yield from sorted({line.split(":")[0] + ": not formatted" for line in done.stderr.split("\n")
+                       if "code should be clang-formatted" in line})
 
 
 def main():

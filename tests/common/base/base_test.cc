@@ -51,9 +51,7 @@ TEST(Clock, SteadyNeverGoesBack) {
   EXPECT_GE(clock.NowNs(), first);
 }
 
-TEST(CheckDeathTest, NamesTheCondition) {
-  EXPECT_DEATH(TANDEM_CHECK(1 + 1 == 3), "1 \\+ 1 == 3");
-}
+TEST(CheckDeathTest, NamesTheCondition) { EXPECT_DEATH(TANDEM_CHECK(1 + 1 == 3), "1 \\+ 1 == 3"); }
 
 }  // namespace
 }  // namespace tandem

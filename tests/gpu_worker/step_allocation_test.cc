@@ -24,6 +24,11 @@ void* CountedNew(std::size_t bytes) {
 
 void* operator new(std::size_t bytes) { return CountedNew(bytes); }
 void* operator new[](std::size_t bytes) { return CountedNew(bytes); }
+// Libraries allocate with these and free with the deletes below.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return CountedNew(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return CountedNew(bytes);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -12,7 +12,7 @@ namespace tandem {
 
 class RunDirectory {
  public:
-  // Makes tandem-XXXXXX under $XDG_RUNTIME_DIR or /tmp, after removing dead ones of this user.
+  // Makes tandem-run-XXXXXX under $XDG_RUNTIME_DIR or /tmp, after removing dead ones of this user.
   static absl::StatusOr<RunDirectory> Create();
   // The same under a given directory, for tests.
   static absl::StatusOr<RunDirectory> CreateUnder(const std::string& parent);

@@ -60,7 +60,8 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("api-key-file", "File with one API key a line; empty: no key needed", &api_key_file);
   parser.Add("api-key", "One API key; better given as TANDEM_API_KEY, as arguments can be read",
              &api_key);
-  parser.Add("state-dir", "Where packed weights and counts are kept", &state_dir);
+  parser.Add("state-dir", "Reserved for packed weights and counts; nothing is written there yet",
+             &state_dir);
   parser.AddChoice("log-level", "Least severe log lines shown", &log_level,
                    {"debug", "info", "warn", "error"});
 }

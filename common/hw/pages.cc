@@ -24,11 +24,20 @@ size_t ReadNumber(const char* path) {
   return value;
 }
 
-bool TransparentAvailable() {
-  std::ifstream in("/sys/kernel/mm/transparent_hugepage/enabled");
+// The chosen word of one of the kernel's settings, brackets included; empty if it has none.
+std::string TransparentSetting(const char* name) {
+  std::ifstream in(absl::StrCat("/sys/kernel/mm/transparent_hugepage/", name));
   std::string line;
   std::getline(in, line);
-  return !line.empty() && line.find("[never]") == std::string::npos;
+  const size_t begin = line.find('[');
+  const size_t end = line.find(']');
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return {};
+  return line.substr(begin, end - begin + 1);
+}
+
+bool TransparentAvailable() {
+  const std::string setting = TransparentSetting("enabled");
+  return !setting.empty() && setting != "[never]";
 }
 
 }  // namespace
@@ -63,6 +72,11 @@ size_t FreeHugePages() {
 bool IsHugeTlb(int fd) {
   struct statfs fs {};
   return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
+}
+
+bool SharedTransparentAllowed() {
+  const std::string setting = TransparentSetting("shmem_enabled");
+  return !setting.empty() && setting != "[never]" && setting != "[deny]";
 }
 
 std::string HugePageAdvice(size_t bytes) {

@@ -35,6 +35,9 @@ size_t FreeHugePages();
 // Whether a descriptor's file is made of explicit huge pages.
 bool IsHugeTlb(int fd);
 
+// Whether files of shared memory (memfds, shm) get transparent huge pages where madvise asks.
+bool SharedTransparentAllowed();
+
 // "needs N huge pages of 2 MiB, M are free: sysctl vm.nr_hugepages=..." for logs and refusals.
 std::string HugePageAdvice(size_t bytes);
 

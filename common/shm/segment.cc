@@ -6,18 +6,17 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/hw/pages.h"
 
 namespace tandem::shm {
 namespace {
 
-constexpr uint64_t kHugePageBytes = 2ull << 20;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 absl::Status Failed(const char* what) {
@@ -56,21 +55,13 @@ bool TryHugetlb(uint64_t bytes, Mapping* out) {
   return true;
 }
 
-bool TransparentAllowed() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string text;
-  std::getline(file, text);
-  return text.find("[advise]") != std::string::npos || text.find("[always]") != std::string::npos ||
-         text.find("[within_size]") != std::string::npos;
-}
-
 absl::Status MapSmallPages(uint64_t bytes, Mapping* out) {
   UniqueFd fd(memfd_create("tandem-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return Failed("memfd_create");
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return Failed("ftruncate");
   void* base = MapShared(fd.get(), bytes);
   if (base == MAP_FAILED) return Failed("mmap");
-  const bool huge = madvise(base, bytes, MADV_HUGEPAGE) == 0 && TransparentAllowed();
+  const bool huge = madvise(base, bytes, MADV_HUGEPAGE) == 0 && SharedTransparentAllowed();
   // Populating reports a shortage instead of raising SIGBUS; kernels before 5.14 refuse it.
   if (madvise(base, bytes, MADV_POPULATE_WRITE) != 0 &&
       (errno != EINVAL || fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)) {

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -64,15 +63,6 @@ class Mapping {
 bool IsSealed(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   return seals >= 0 && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) != 0;
-}
-
-// Files and memfds get transparent huge pages only where this says so.
-bool SharedTransparentPagesAllowed() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string text;
-  std::getline(file, text);
-  return text.find('[') != std::string::npos && text.find("[never]") == std::string::npos &&
-         text.find("[deny]") == std::string::npos;
 }
 
 uint64_t ManifestChecksum(const StoreManifest& manifest, const char* base) {
@@ -169,7 +159,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(
   RETURN_IF_ERROR(CheckManifest(found, wanted, file_bytes, mapping.base()));
   const bool sealed = IsSealed(fd);
   if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, mapping.base()));
-  const bool transparent = SharedTransparentPagesAllowed() &&
+  const bool transparent = SharedTransparentAllowed() &&
                            madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
   Populate(mapping.base(), mapping.bytes());
   std::unique_ptr<WeightStore> store(
@@ -199,7 +189,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(
     ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ | PROT_WRITE));
     auto* head = reinterpret_cast<StoreManifest*>(mapping.base());
     std::memset(head, 0, sizeof(*head));
-    if (SharedTransparentPagesAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
+    if (SharedTransparentAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
     RETURN_IF_ERROR(PackExperts(manifest, kernels, source, threads, progress, mapping.base()));
     manifest.checksum = ManifestChecksum(manifest, mapping.base());
     std::memcpy(head, &manifest, sizeof(manifest));

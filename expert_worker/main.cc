@@ -1,13 +1,9 @@
 // tandem-expert-worker: routed experts of one NUMA node, in a process of its own.
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 
-#include <charconv>
+#include <chrono>
 #include <ctime>
 #include <memory>
 #include <optional>
@@ -22,6 +18,7 @@
 #include "common/base/status.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
+#include "common/rpc/rpc_server.h"
 #include "expert_worker/expert_worker.h"
 #include "expert_worker/kernels/select.h"
 #include "expert_worker/service.h"
@@ -115,13 +112,12 @@ absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags) {
 }
 
 // Waits for SIGTERM or SIGINT and keeps the health of the service up to date until it is ready.
-void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker,
-                      grpc::HealthCheckServiceInterface* health) {
+void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker, RpcServer& server) {
   const timespec poll{0, 100'000'000};
   while (worker.info().phase != ExpertWorker::Phase::kReady) {
     if (sigtimedwait(&signals, nullptr, &poll) > 0) return;
   }
-  health->SetServingStatus(kServiceName, true);
+  server.SetServing(true);
   int signal = 0;
   sigwait(&signals, &signal);
 }
@@ -137,29 +133,21 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
     ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
                                                    std::make_shared<WorkerRegistry>(&worker)));
   }
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    return absl::UnavailableError("--listen: cannot listen on " + flags.listen);
-  }
-  server->GetHealthCheckService()->SetServingStatus(kServiceName, false);
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<RpcServer> server,
+      RpcServer::Start({.address = flags.listen, .service_name = kServiceName}, &service));
   if (!flags.model.empty()) {
     RETURN_IF_ERROR(
         worker.StartLoad({flags.model, static_cast<uint32_t>(flags.worker_index), shares}));
   }
   LogInfo("listening",
           {{"address", flags.listen}, {"metrics_port", LogValue(metrics ? metrics->port() : -1)}});
-  ServeUntilSignal(signals, worker, server->GetHealthCheckService());
+  ServeUntilSignal(signals, worker, *server);
   LogInfo("draining");
-  server->GetHealthCheckService()->SetServingStatus(false);
+  server->SetServing(false);
   worker.Drain();
   worker.Stop();
-  server->Shutdown(std::chrono::system_clock::now() + kShutdownTimeout);
+  server->Shutdown(kShutdownTimeout);
   return absl::OkStatus();
 }
 

@@ -5,26 +5,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/worker_protocol.h"
 #include "common/hw/cpu_features.h"
+#include "common/rpc/rpc_status.h"
 
 namespace tandem::expert {
 namespace {
 
 namespace v1 = worker::v1;
 
+constexpr const char* kSelf = "expert worker";
 // How often a Load stream tells how far it is.
 constexpr std::chrono::milliseconds kProgressInterval{100};
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
-
-absl::Status CheckVersion(uint32_t version) {
-  if (version == kWorkerProtocolVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("protocol version ", version, " where this expert worker speaks ",
-                   kWorkerProtocolVersion, "; install one release everywhere"));
-}
 
 absl::StatusOr<shm::RowType> ToRowType(v1::RowType type) {
   switch (type) {
@@ -52,7 +42,7 @@ v1::LoadExpertsResponse Progress(const ExpertWorker::Info& info) {
 grpc::Status ExpertWorkerService::Load(grpc::ServerContext* context,
                                        const v1::LoadExpertsRequest* request,
                                        grpc::ServerWriter<v1::LoadExpertsResponse>* writer) {
-  absl::Status status = CheckVersion(request->protocol_version());
+  absl::Status status = CheckProtocolVersion(request->protocol_version(), kSelf);
   if (!status.ok()) return ToGrpc(status);
   ExpertWorker::LoadRequest load;
   load.model_dir = request->model_dir();
@@ -71,7 +61,8 @@ grpc::Status ExpertWorkerService::Load(grpc::ServerContext* context,
 
 grpc::Status ExpertWorkerService::Attach(grpc::ServerContext*, const v1::AttachRequest* request,
                                          v1::AttachResponse* response) {
-  if (const absl::Status status = CheckVersion(request->protocol_version()); !status.ok()) {
+  if (const absl::Status status = CheckProtocolVersion(request->protocol_version(), kSelf);
+      !status.ok()) {
     return ToGrpc(status);
   }
   const absl::StatusOr<shm::RowType> row_type = ToRowType(request->row_type());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/rpc_status.h"
 #include "tandem/worker/v1/gpu_worker.grpc.pb.h"
 
 namespace tandem::gateway {
@@ -24,11 +25,6 @@ using worker::v1::LoadModelResponse;
 using worker::v1::ModelInfo;
 using worker::v1::StepRequest;
 using worker::v1::StepResponse;
-
-// gRPC's codes are absl's.
-absl::Status ToStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
 
 std::chrono::system_clock::time_point After(uint32_t milliseconds) {
   return std::chrono::system_clock::now() + std::chrono::milliseconds(milliseconds);
@@ -152,7 +148,7 @@ class WorkerClient::Connection::LoadReactor final
     } else if (status.ok()) {
       connection->Lost(absl::InternalError("Load ended without a model"), true);
     } else {
-      connection->Lost(ToStatus(status), true);
+      connection->Lost(FromGrpc(status), true);
     }
     delete this;
     connection->Exit();
@@ -225,7 +221,7 @@ class WorkerClient::Connection::StepReactor final
       connection->steps_ = nullptr;
     }
     connection->Lost(status.ok() ? absl::UnavailableError("the worker closed its step stream")
-                                 : ToStatus(status),
+                                 : FromGrpc(status),
                      false);
     delete this;
     connection->Exit();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/base/worker_protocol.h"
+#include "common/rpc/rpc_status.h"
 #include "gpu_worker/links/shm_expert_link.h"
 
 namespace tandem::gpu {
@@ -21,8 +22,7 @@ constexpr std::chrono::hours kLoadTimeout{4};
 constexpr std::chrono::seconds kAttachTimeout{10};
 
 absl::Status ToAbsl(const grpc::Status& status, const std::string& address) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      absl::StrCat("expert worker ", address, ": ", status.error_message()));
+  return Annotate(FromGrpc(status), "expert worker " + address);
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {

@@ -1,15 +1,9 @@
 // tandem-gpu-worker: attention, router, shared experts, head and sampling, in a process of its own.
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <ctime>
 #include <memory>
@@ -25,6 +19,7 @@
 #include "common/base/status.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
+#include "common/rpc/rpc_server.h"
 #include "expert_worker/kernels/select.h"
 #include "gpu_worker/engine.h"
 #include "gpu_worker/gpu_metrics.h"
@@ -36,6 +31,10 @@ namespace {
 constexpr const char* kServiceName = "tandem.worker.v1.GpuWorkerService";
 // Calls in progress are told to end; a step takes less.
 constexpr std::chrono::seconds kShutdownTimeout{5};
+// A step's tokens and block tables: 4 MB of the default limit hold a million ids.
+constexpr int kMaxMessageBytes = 64 << 20;
+// A gateway that was stopped or unplugged is dropped, and its sequences with it.
+constexpr std::chrono::seconds kGatewayKeepalive{10};
 
 struct Flags {
   std::string listen = "unix:/tmp/tandem-gpu.sock";
@@ -139,13 +138,12 @@ absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
 }
 
 // Waits for SIGTERM or SIGINT and keeps the health of the service up to date.
-void ServeUntilSignal(const sigset_t& signals, const GpuEngine& engine,
-                      grpc::HealthCheckServiceInterface* health) {
+void ServeUntilSignal(const sigset_t& signals, const GpuEngine& engine, RpcServer& server) {
   constexpr timespec kPoll{0, 200'000'000};
   bool serving = false;
   while (sigtimedwait(&signals, nullptr, &kPoll) < 0) {
     const bool ready = engine.state().ready;
-    if (ready != serving) health->SetServingStatus(kServiceName, ready);
+    if (ready != serving) server.SetServing(ready);
     serving = ready;
   }
 }
@@ -159,29 +157,19 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
     ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
                                                    std::make_shared<GpuRegistry>(&engine)));
   }
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
-  // A step's tokens and block tables: 4 MB of the default limit hold a million ids.
-  builder.SetMaxReceiveMessageSize(64 << 20);
-  // A gateway that was stopped or unplugged is dropped, and its sequences with it.
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    return absl::UnavailableError("--listen: cannot listen on " + flags.listen);
-  }
-  server->GetHealthCheckService()->SetServingStatus(kServiceName, false);
+  ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
+                   RpcServer::Start({.address = flags.listen,
+                                     .service_name = kServiceName,
+                                     .max_message_bytes = kMaxMessageBytes,
+                                     .keepalive = kGatewayKeepalive},
+                                    &service));
   LogInfo("listening",
           {{"address", flags.listen}, {"metrics_port", LogValue(metrics ? metrics->port() : -1)}});
-  ServeUntilSignal(signals, engine, server->GetHealthCheckService());
+  ServeUntilSignal(signals, engine, *server);
   LogInfo("draining");
-  server->GetHealthCheckService()->SetServingStatus(false);
+  server->SetServing(false);
   engine.Stop();
-  server->Shutdown(std::chrono::system_clock::now() + kShutdownTimeout);
+  server->Shutdown(kShutdownTimeout);
   return absl::OkStatus();
 }
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/worker_protocol.h"
 #include "common/hw/cpu_features.h"
+#include "common/rpc/rpc_status.h"
 
 namespace tandem::gpu {
 namespace {
@@ -16,11 +16,6 @@ namespace v1 = worker::v1;
 
 // How often a Load stream tells how far it is.
 constexpr std::chrono::milliseconds kProgressInterval{100};
-
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
-}
 
 class StreamSink final : public StepSink {
  public:
@@ -40,15 +35,9 @@ class StreamSink final : public StepSink {
 grpc::Status GpuWorkerService::Load(grpc::ServerContext* context,
                                     const v1::LoadModelRequest* request,
                                     grpc::ServerWriter<v1::LoadModelResponse>* writer) {
-  if (request->protocol_version() != kWorkerProtocolVersion) {
-    return {grpc::StatusCode::FAILED_PRECONDITION,
-            absl::StrCat("protocol version ", request->protocol_version(),
-                         " where this gpu worker speaks ", kWorkerProtocolVersion,
-                         "; install one release everywhere")};
-  }
-  if (const absl::Status status = engine_->StartLoad(request->model_dir()); !status.ok()) {
-    return ToGrpc(status);
-  }
+  absl::Status status = CheckProtocolVersion(request->protocol_version(), "gpu worker");
+  if (status.ok()) status = engine_->StartLoad(request->model_dir());
+  if (!status.ok()) return ToGrpc(status);
   v1::LoadModelResponse response;
   while (true) {
     const GpuEngine::State state = engine_->WaitForLoad(kProgressInterval);

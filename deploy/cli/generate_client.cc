@@ -4,18 +4,12 @@
 
 #include <chrono>
 
+#include "common/rpc/rpc_status.h"
 #include "tandem/serving/v1/inference.grpc.pb.h"
 
 namespace tandem {
-namespace {
 
 namespace pb = serving::v1;
-
-absl::Status ToStatus(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-}
-
-}  // namespace
 
 struct GenerateClient::Impl {
   std::unique_ptr<pb::InferenceService::Stub> stub;
@@ -40,7 +34,7 @@ absl::Status GenerateClient::Ready(int timeout_ms) {
   impl_->Prepare(context);
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
   pb::GetModelResponse response;
-  return ToStatus(impl_->stub->GetModel(&context, {}, &response));
+  return FromGrpc(impl_->stub->GetModel(&context, {}, &response));
 }
 
 absl::StatusOr<std::string> GenerateClient::Chat(
@@ -68,7 +62,7 @@ absl::StatusOr<std::string> GenerateClient::Chat(
     if (!response.text_delta().empty()) on_text(response.text_delta());
   }
   const grpc::Status status = reader->Finish();
-  if (!status.ok()) return ToStatus(status);
+  if (!status.ok()) return FromGrpc(status);
   return whole;
 }
 

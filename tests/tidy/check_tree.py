@@ -24,22 +24,23 @@ KERNELS = {"expert_worker/kernels", "expert_worker/engine"}
 ALLOWED = {
     "common/base": set(),
     "common/hw": {"common/base"},
+    "common/rpc": {"common/base"},
     "common/tensor": {"common/base"},
     "common/shm": {"common/base", "common/hw", "common/tensor"},
     "common/checkpoint": {"common/base", "common/hw", "common/tensor"},
     "common/model": {"common/base", "common/hw", "common/tensor", "common/checkpoint"},
     "expert_worker/kernels": {"common/hw", "common/tensor"},
     "expert_worker/engine": COMMON | {"expert_worker/kernels"},
-    "expert_worker": COMMON | KERNELS | {"proto/worker"},
-    "gpu_worker": COMMON | {"proto/worker", "gpu_worker/links", "gpu_worker/backend_cpu"},
+    "expert_worker": COMMON | KERNELS | {"common/rpc", "proto/worker"},
+    "gpu_worker": COMMON | {"common/rpc", "proto/worker", "gpu_worker/links", "gpu_worker/backend_cpu"},
     "gpu_worker/links": COMMON | {"gpu_worker"},
     "gpu_worker/backend_cpu": COMMON | KERNELS | {"gpu_worker"},
     "gateway/text": {"common/base"},
     "gateway/scheduling": {"common/base"},
     "gateway/api": {"common/base", "gateway", "gateway/text", "proto/serving"},
-    "gateway": {"common/base", "common/model", "common/checkpoint", "gateway/text",
-                "gateway/scheduling", "gateway/api", "proto/worker", "proto/serving"},
-    "deploy/cli": COMMON | {"proto/worker", "proto/serving"},
+    "gateway": {"common/base", "common/rpc", "common/model", "common/checkpoint",
+                "gateway/text", "gateway/scheduling", "gateway/api", "proto/worker", "proto/serving"},
+    "deploy/cli": COMMON | {"common/rpc", "proto/worker", "proto/serving"},
 }
 # The one exception, by file: the assembly of the CPU backend picks its kernel table, and the in-process
 # link runs the expert engine in the gpu_worker's process.

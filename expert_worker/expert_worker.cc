@@ -90,21 +90,19 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenStore(const Store
     if (store.ok() || !absl::IsFailedPrecondition(store.status())) return store;
     LogWarn("kept_store_not_usable", {{"reason", store.status().ToString()}});
   }
-  const kernels::FormatKernels& kernels = options_.kernels->format(spec.format);
-  ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec, kernels));
+  ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec));
   ASSIGN_OR_RETURN(const Memfd memfd,
                    CreateMemfd("tandem-experts", manifest.file_bytes, options_.huge_pages));
   own_fd_ = shm::UniqueFd(memfd.fd);
   reattached_ = false;
-  return WeightStore::Build(own_fd_.get(), spec, kernels, CheckpointExperts(&tensors),
-                            options_.threads, &progress_);
+  return WeightStore::Build(own_fd_.get(), spec, CheckpointExperts(&tensors), options_.threads,
+                            &progress_);
 }
 
 // The supervisor's memfd: attached to if it holds this very store, else written anew.
 absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenKeptStore(
     const StoreSpec& spec, const ExpertTensors& tensors) {
-  const kernels::FormatKernels& kernels = options_.kernels->format(spec.format);
-  auto store = WeightStore::Attach(options_.weights_fd, spec, kernels);
+  auto store = WeightStore::Attach(options_.weights_fd, spec);
   reattached_ = store.ok();
   if (store.ok()) {
     progress_.total_bytes = (*store)->data_bytes();
@@ -114,9 +112,9 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenKeptStore(
   if (!absl::IsNotFound(store.status())) {
     LogWarn("kept_store_refused", {{"reason", store.status().ToString()}});
   }
-  ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec, kernels));
+  ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec));
   RETURN_IF_ERROR(CheckKeptPages(manifest.file_bytes));
-  return WeightStore::Build(options_.weights_fd, spec, kernels, CheckpointExperts(&tensors),
+  return WeightStore::Build(options_.weights_fd, spec, CheckpointExperts(&tensors),
                             options_.threads, &progress_);
 }
 

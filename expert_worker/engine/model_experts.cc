@@ -16,8 +16,7 @@ absl::StatusOr<StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, const Mode
   }
   StoreSpec spec;
   spec.model_hash = ModelHash(checkpoint, model);
-  spec.format = tensors.native_dtype() == DType::kBF16 ? kernels::WeightFormat::kBf16
-                                                       : kernels::WeightFormat::kF32;
+  spec.format = tensors.native_dtype() == DType::kBF16 ? WeightFormat::kBf16 : WeightFormat::kF32;
   spec.layers = static_cast<uint32_t>(model.layers.size());
   for (uint32_t layer = 0; layer < spec.layers; ++layer) {
     if (model.layers[layer].moe) spec.moe_layers.push_back(layer);

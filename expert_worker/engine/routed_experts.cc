@@ -44,10 +44,7 @@ RoutedExperts::RoutedExperts(const WeightStore* store, const kernels::KernelTabl
       kernels_(table->format(store->format())),
       threads_(options.threads),
       spin_(options.spin),
-      barrier_(options.threads) {
-  TANDEM_CHECK(kernels_.gemm != nullptr);
-  TANDEM_CHECK(kernels_.layout_tag == store->manifest().layout_tag);
-}
+      barrier_(options.threads) {}
 
 absl::Status RoutedExperts::Configure(const shm::BatchLimits& limits) {
   const StoreManifest& m = store_->manifest();
@@ -192,7 +189,7 @@ void RoutedExperts::RunGateUpTask(uint32_t layer, const Group& group, uint32_t s
     const uint32_t first = group.begin + done;
     call.rows = std::min(kGateUpRows, group.count - done);
     call.x_rows = rows_.data() + first;
-    kernels_.gemm(weights, call);
+    kernels_.gemm_exact(weights, call);
     for (uint32_t r = 0; r < call.rows; ++r) {
       const float* gate = scratch + size_t{r} * 2 * width;
       float* act = act_ + (first + r) * act_stride_ + segment * store_->manifest().quantum;
@@ -219,7 +216,7 @@ void RoutedExperts::RunDown(const shm::ExpertBatch& batch, int thread) {
       call.x = act_ + group.begin * act_stride_;
       call.y = outputs + size_t{group.begin} * stride;
       call.rows = group.count;
-      kernels_.gemm(store_->Down(batch.layer, group.expert), call);
+      kernels_.gemm_exact(store_->Down(batch.layer, group.expert), call);
     }
     const uint32_t column = call.panel_begin * kPanelWidth;
     const uint32_t columns = std::min(batch.hidden, call.panel_end * kPanelWidth) - column;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "expert_worker/kernels/packed_matrix.h"
+#include "expert_worker/kernels/panel_layout.h"
 
 namespace tandem::expert {
 namespace {
@@ -43,14 +44,14 @@ std::string Differs(std::string_view field, uint64_t wanted, uint64_t found) {
 
 }  // namespace
 
-absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec,
-                                           const kernels::FormatKernels& kernels) {
+absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec) {
   if (absl::Status status = CheckSpec(spec); !status.ok()) return status;
   StoreManifest m{};
   m.magic = kStoreMagic;
   m.version = kStoreVersion;
   m.format = static_cast<uint32_t>(spec.format);
-  m.layout_tag = kernels.layout_tag;
+  m.layout_tag = kernels::LayoutTag(spec.format);
+  m.group_columns = spec.group_columns;
   m.layers = spec.layers;
   m.model_hash = spec.model_hash;
   m.slots = static_cast<uint32_t>(spec.moe_layers.size());
@@ -60,9 +61,11 @@ absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec,
   m.quantum = spec.quantum;
   m.segment_begin = spec.segments.begin;
   m.segment_end = spec.segments.end;
-  m.down_offset = kernels.panel_bytes(spec.hidden) * kernels::PanelCount(2 * spec.quantum);
+  m.down_offset = kernels::PanelBytes(spec.format, spec.hidden, spec.group_columns) *
+                  kernels::PanelCount(2 * spec.quantum);
   m.segment_bytes =
-      m.down_offset + kernels.panel_bytes(spec.quantum) * kernels::PanelCount(spec.hidden);
+      m.down_offset + kernels::PanelBytes(spec.format, spec.quantum, spec.group_columns) *
+                          kernels::PanelCount(spec.hidden);
   const uint64_t blocks = uint64_t{m.slots} * m.experts;
   m.data_offset = RoundUp(sizeof(StoreManifest) + blocks * sizeof(uint64_t), kPageBytes);
   m.file_bytes = m.data_offset + blocks * spec.segments.size() * m.segment_bytes;

@@ -21,7 +21,7 @@
 namespace tandem::expert {
 
 inline constexpr uint64_t kStoreMagic = 0x45524F54534D4454;  // "TDMSTORE"
-inline constexpr uint32_t kStoreVersion = 1;
+inline constexpr uint32_t kStoreVersion = 2;
 inline constexpr uint32_t kStoreComplete = 0x4C4C4146;  // any other value: being written, or torn
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint16_t kNoSlot = 0xFFFF;
@@ -29,7 +29,8 @@ inline constexpr uint16_t kNoSlot = 0xFFFF;
 // The model and the part of it that a store holds.
 struct StoreSpec {
   uint64_t model_hash = 0;
-  kernels::WeightFormat format = kernels::WeightFormat::kBf16;
+  WeightFormat format = WeightFormat::kBf16;
+  uint32_t group_columns = 0;        // of quantized formats
   uint32_t layers = 0;               // of the model
   std::vector<uint32_t> moe_layers;  // those with routed experts, ascending
   uint32_t experts = 0;
@@ -53,7 +54,7 @@ struct StoreManifest {
   uint32_t quantum;
   uint32_t segment_begin;
   uint32_t segment_end;
-  uint32_t reserved;
+  uint32_t group_columns;
   uint64_t segment_bytes;
   uint64_t down_offset;  // of the down chunk in a segment
   uint64_t data_offset;
@@ -67,8 +68,7 @@ struct StoreManifest {
 static_assert(sizeof(StoreManifest) == 2160);
 
 // Errors: INVALID_ARGUMENT for dimensions that no store can have.
-absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec,
-                                           const kernels::FormatKernels& kernels);
+absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec);
 
 // Empty when `found` identifies the same store as `wanted`, else what differs ("model_hash ...").
 std::string ManifestDifference(const StoreManifest& wanted, const StoreManifest& found);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "expert_worker/kernels/panel_layout.h"
 
 namespace tandem::expert {
 namespace {
@@ -39,10 +40,8 @@ struct ExpertBlock {
 
 class Packer {
  public:
-  Packer(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
-         const ExpertSource& source, char* base)
+  Packer(const StoreManifest& manifest, const ExpertSource& source, char* base)
       : manifest_(manifest),
-        kernels_(kernels),
         source_(source),
         base_(base),
         dtype_(source.native_dtype()),
@@ -61,13 +60,14 @@ class Packer {
   }
 
  private:
+  WeightFormat format() const { return static_cast<WeightFormat>(manifest_.format); }
   uint32_t segments() const { return manifest_.segment_end - manifest_.segment_begin; }
 
   kernels::PackSource Source(const void* data, size_t row_stride) const {
     kernels::PackSource source{};
     source.data = data;
     source.row_stride = row_stride;
-    source.type = dtype_ == DType::kBF16 ? kernels::SourceType::kBf16 : kernels::SourceType::kF32;
+    source.format = dtype_ == DType::kBF16 ? WeightFormat::kBf16 : WeightFormat::kF32;
     return source;
   }
 
@@ -83,7 +83,8 @@ class Packer {
                                    dtype_, buffer.data()));
       RETURN_IF_ERROR(
           source_.Read(block.layer, block.expert, ExpertPart::kUp, rows, {0, hidden}, dtype_, up));
-      kernels_.pack(Source(buffer.data(), hidden), 2 * width, hidden, hidden, out);
+      kernels::PackPanels(format(), manifest_.group_columns, Source(buffer.data(), hidden),
+                          2 * width, hidden, hidden, out);
     }
     return absl::OkStatus();
   }
@@ -97,15 +98,15 @@ class Packer {
                                  {first_, end_}, dtype_, buffer.data()));
     for (uint32_t s = 0; s < segments(); ++s, out += manifest_.segment_bytes) {
       const uint32_t begin = s * manifest_.quantum;
-      kernels_.pack(Source(buffer.data() + begin * element_bytes_, columns), hidden,
-                    std::min(manifest_.quantum, columns - begin), manifest_.quantum,
-                    out + manifest_.down_offset);
+      kernels::PackPanels(format(), manifest_.group_columns,
+                          Source(buffer.data() + begin * element_bytes_, columns), hidden,
+                          std::min(manifest_.quantum, columns - begin), manifest_.quantum,
+                          out + manifest_.down_offset);
     }
     return absl::OkStatus();
   }
 
   const StoreManifest& manifest_;
-  const kernels::FormatKernels& kernels_;
   const ExpertSource& source_;
   char* const base_;
   const DType dtype_;
@@ -129,12 +130,11 @@ std::vector<ExpertBlock> AllBlocks(const StoreManifest& manifest) {
 
 }  // namespace
 
-absl::Status PackExperts(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
-                         const ExpertSource& source, int threads, LoadProgress* progress,
-                         char* base) {
+absl::Status PackExperts(const StoreManifest& manifest, const ExpertSource& source, int threads,
+                         LoadProgress* progress, char* base) {
   if (manifest.segment_end == manifest.segment_begin) return absl::OkStatus();
   const std::vector<ExpertBlock> blocks = AllBlocks(manifest);
-  const Packer packer(manifest, kernels, source, base);
+  const Packer packer(manifest, source, base);
   const uint64_t block_bytes =
       manifest.segment_bytes * (manifest.segment_end - manifest.segment_begin);
   FirstError error;

@@ -11,9 +11,8 @@ namespace tandem::expert {
 
 // `base` is the writable mapping of a file of manifest.file_bytes; writes data and table of
 // checksums, not the manifest. Errors: those of `source`; CANCELLED when progress->cancel was set.
-absl::Status PackExperts(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
-                         const ExpertSource& source, int threads, LoadProgress* progress,
-                         char* base);
+absl::Status PackExperts(const StoreManifest& manifest, const ExpertSource& source, int threads,
+                         LoadProgress* progress, char* base);
 
 // Compares the data of a mapped store with its table of checksums. DATA_LOSS names the expert.
 absl::Status VerifyChecksums(const StoreManifest& manifest, const char* base);

@@ -17,6 +17,7 @@
 #include "common/base/status.h"
 #include "expert_worker/engine/store_packer.h"
 #include "expert_worker/kernels/packed_matrix.h"
+#include "expert_worker/kernels/panel_layout.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -133,21 +134,19 @@ absl::Status Resize(int fd, uint64_t bytes) {
 
 }  // namespace
 
-WeightStore::WeightStore(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
-                         const void* base, uint64_t mapped_bytes)
+WeightStore::WeightStore(const StoreManifest& manifest, const void* base, uint64_t mapped_bytes)
     : manifest_(manifest), base_(static_cast<const char*>(base)), mapped_bytes_(mapped_bytes) {
   const uint32_t first = manifest.segment_begin * manifest.quantum;
   const uint32_t end = std::min(manifest.segment_end * manifest.quantum, manifest.intermediate);
   width_ = segments() == 0 ? 0 : end - first;
-  gate_up_panel_bytes_ = kernels.panel_bytes(manifest.hidden);
-  down_panel_bytes_ = kernels.panel_bytes(manifest.quantum);
+  gate_up_panel_bytes_ = kernels::PanelBytes(format(), manifest.hidden, manifest.group_columns);
+  down_panel_bytes_ = kernels::PanelBytes(format(), manifest.quantum, manifest.group_columns);
 }
 
 WeightStore::~WeightStore() { munmap(const_cast<char*>(base_), mapped_bytes_); }
 
-absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(
-    int fd, const StoreSpec& spec, const kernels::FormatKernels& kernels) {
-  ASSIGN_OR_RETURN(const StoreManifest wanted, MakeManifest(spec, kernels));
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const StoreSpec& spec) {
+  ASSIGN_OR_RETURN(const StoreManifest wanted, MakeManifest(spec));
   ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
   if (file_bytes == 0) return absl::NotFoundError("the weight store is empty");
   if (file_bytes < sizeof(StoreManifest)) {
@@ -159,11 +158,10 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(
   RETURN_IF_ERROR(CheckManifest(found, wanted, file_bytes, mapping.base()));
   const bool sealed = IsSealed(fd);
   if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, mapping.base()));
-  const bool transparent = SharedTransparentAllowed() &&
-                           madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
+  const bool transparent =
+      SharedTransparentAllowed() && madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
   Populate(mapping.base(), mapping.bytes());
-  std::unique_ptr<WeightStore> store(
-      new WeightStore(found, kernels, mapping.base(), mapping.bytes()));
+  std::unique_ptr<WeightStore> store(new WeightStore(found, mapping.base(), mapping.bytes()));
   mapping.Release();
   store->sealed_ = sealed;
   store->page_kind_ = IsHugeTlb(fd) ? PageKind::kHugeTlb
@@ -172,10 +170,11 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(
   return store;
 }
 
-absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(
-    int fd, const StoreSpec& spec, const kernels::FormatKernels& kernels,
-    const ExpertSource& source, int threads, LoadProgress* progress) {
-  ASSIGN_OR_RETURN(StoreManifest manifest, MakeManifest(spec, kernels));
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(int fd, const StoreSpec& spec,
+                                                                const ExpertSource& source,
+                                                                int threads,
+                                                                LoadProgress* progress) {
+  ASSIGN_OR_RETURN(StoreManifest manifest, MakeManifest(spec));
   progress->loaded_bytes.store(0, std::memory_order_relaxed);
   progress->total_bytes.store(manifest.file_bytes - manifest.data_offset,
                               std::memory_order_relaxed);
@@ -190,7 +189,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(
     auto* head = reinterpret_cast<StoreManifest*>(mapping.base());
     std::memset(head, 0, sizeof(*head));
     if (SharedTransparentAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
-    RETURN_IF_ERROR(PackExperts(manifest, kernels, source, threads, progress, mapping.base()));
+    RETURN_IF_ERROR(PackExperts(manifest, source, threads, progress, mapping.base()));
     manifest.checksum = ManifestChecksum(manifest, mapping.base());
     std::memcpy(head, &manifest, sizeof(manifest));
     std::atomic_ref<uint32_t>(head->complete).store(kStoreComplete, std::memory_order_release);
@@ -199,7 +198,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
     LogWarn("weight_store_not_sealed", {{"reason", Reason()}});
   }
-  return Attach(fd, spec, kernels);
+  return Attach(fd, spec);
 }
 
 const char* WeightStore::Segment(uint32_t layer, uint32_t expert, uint32_t s) const {
@@ -209,6 +208,7 @@ const char* WeightStore::Segment(uint32_t layer, uint32_t expert, uint32_t s) co
 
 kernels::PackedMatrix WeightStore::GateUp(uint32_t layer, uint32_t expert, uint32_t s) const {
   kernels::PackedMatrix m{};
+  m.group_columns = manifest_.group_columns;
   m.data = Segment(layer, expert, s);
   m.n = 2 * segment_width(s);
   m.k = m.k_chunk = manifest_.hidden;
@@ -219,6 +219,7 @@ kernels::PackedMatrix WeightStore::GateUp(uint32_t layer, uint32_t expert, uint3
 
 kernels::PackedMatrix WeightStore::Down(uint32_t layer, uint32_t expert) const {
   kernels::PackedMatrix m{};
+  m.group_columns = manifest_.group_columns;
   m.data = Segment(layer, expert, 0) + manifest_.down_offset;
   m.n = manifest_.hidden;
   m.k = width_;

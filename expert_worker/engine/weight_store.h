@@ -37,14 +37,12 @@ struct LoadProgress {
 class WeightStore {
  public:
   // Maps a complete store.
-  static absl::StatusOr<std::unique_ptr<WeightStore>> Attach(int fd, const StoreSpec& spec,
-                                                             const kernels::FormatKernels& kernels);
+  static absl::StatusOr<std::unique_ptr<WeightStore>> Attach(int fd, const StoreSpec& spec);
 
   // Packs `source` into the file (whatever it held) on `threads` threads, marks it complete, seals
   // it where the file can be sealed, and maps it read-only. FAILED_PRECONDITION if it is sealed
   // already.
   static absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const StoreSpec& spec,
-                                                            const kernels::FormatKernels& kernels,
                                                             const ExpertSource& source, int threads,
                                                             LoadProgress* progress);
 
@@ -53,9 +51,7 @@ class WeightStore {
   WeightStore& operator=(const WeightStore&) = delete;
 
   const StoreManifest& manifest() const { return manifest_; }
-  kernels::WeightFormat format() const {
-    return static_cast<kernels::WeightFormat>(manifest_.format);
-  }
+  WeightFormat format() const { return static_cast<WeightFormat>(manifest_.format); }
   uint64_t data_bytes() const { return manifest_.file_bytes - manifest_.data_offset; }
   PageKind page_kind() const { return page_kind_; }
   bool sealed() const { return sealed_; }
@@ -78,8 +74,7 @@ class WeightStore {
   kernels::PackedMatrix Down(uint32_t layer, uint32_t expert) const;
 
  private:
-  WeightStore(const StoreManifest& manifest, const kernels::FormatKernels& kernels,
-              const void* base, uint64_t mapped_bytes);
+  WeightStore(const StoreManifest& manifest, const void* base, uint64_t mapped_bytes);
   const char* Segment(uint32_t layer, uint32_t expert, uint32_t s) const;
 
   const StoreManifest manifest_;

@@ -3,9 +3,12 @@
 
 #include <immintrin.h>
 
+#include <utility>
+
+#include "expert_worker/kernels/exact_values.h"
 #include "expert_worker/kernels/exp_constants.h"
 #include "expert_worker/kernels/kernel_table.h"
-#include "expert_worker/kernels/layout_plain.h"
+#include "expert_worker/kernels/quantize.h"
 #include "expert_worker/kernels/tables.h"
 
 namespace tandem::kernels {
@@ -23,7 +26,7 @@ struct V {
   using Rows = Sequence<0, 1, 2, 3, 4, 5>;
   // One row: 2 panels x 4 vectors are 8 chains, which hide 4 cycles of latency at 2 a cycle.
   static constexpr uint32_t MaxPanels(uint32_t rows) { return rows == 1 ? 2 : 1; }
-  static constexpr uint32_t HalvesAtOnce(uint32_t rows) { return rows <= 3 ? 2 : 1; }
+  static constexpr int VectorsAtOnce(int rows) { return rows <= 3 ? 4 : 2; }
 
   static inline F Zero() { return _mm256_setzero_ps(); }
   static inline F Set(float v) { return _mm256_set1_ps(v); }
@@ -31,6 +34,9 @@ struct V {
   static inline F Load(const float* p) { return _mm256_loadu_ps(p); }
   static inline U LoadWords(const char* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static inline F LoadHalves(const char* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static inline F LowHalfToFloat(U pair) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
@@ -103,10 +109,23 @@ struct V {
   }
 };
 
-#include "expert_worker/kernels/gemm_plain.inc"
+#include "expert_worker/kernels/elementwise.inc"
+#include "expert_worker/kernels/exact.inc"
+
+template <FormatTraits T>
+constexpr FormatKernels KernelsOf() {
+  return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+}
+
+template <size_t... kIndex>
+constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
+  return {Isa::kAvx2,     "avx2",          {KernelsOf<kFormats[kIndex]>()...},
+          SiluMul,        ExpArray,        AddScaled,
+          WidenBf16Array, NarrowBf16Array, Quantize};
+}
 
 }  // namespace
 
-constinit const KernelTable kAvx2Table = TANDEM_VECTOR_TABLE(Isa::kAvx2, "avx2");
+constinit const KernelTable kAvx2Table = MakeTable(std::make_index_sequence<kFormatCount>{});
 
 }  // namespace tandem::kernels

@@ -1,113 +1,113 @@
 #pragma once
 
-// The kernels of one instruction set as a table of function pointers, one row of pointers a weight
-// format. Everything that multiplies weights on the CPU goes through a table: the routed experts of
+// The kernels of one instruction set as a table of function pointers, one entry a weight format.
+// Everything that multiplies weights on the CPU goes through a table: the routed experts of
 // expert_worker and the linears of gpu_worker's CPU backend.
 //
-// Packed layout (the same for every table; a format's `layout_tag` names it): a weight matrix W of
-// [n, k] (n outputs, k inputs, as checkpoints store linears) is cut into panels of kPanelWidth
-// outputs. A panel stores, for each input step, the weights of its outputs side by side, so that
-// one step is one multiply-add of whole vectors. The last panel is padded with zeros. The input
-// dimension may be stored in chunks that lie apart (`k_chunk`, `chunk_stride_bytes`): the down
-// projection of an expert is spread over its segments and is still one matrix to a kernel.
+// Packed layout: formats.h; the same for every table. A weight matrix W of [n, k] (n outputs, k
+// inputs, as checkpoints store linears) is cut into panels of kPanelWidth outputs. The input
+// dimension may be stored in chunks that lie apart (`k_chunk`, `chunk_stride_bytes`), each a panel
+// set of its own with its own copies of the scales: the down projection of an expert is spread over
+// its segments and is still one matrix to a kernel.
 //
-// Numerics: y[r][o] is one chain acc = fma(x[r][j], w[o][j], acc) for j = 0 .. k-1 in F32, starting
-// from +0 (or from y[r][o] when accumulating). So a result depends on nothing but its own row and
-// weights: not on rows, panel ranges, threads or instruction set, and every table gives the same
-// bits (the payload of a NaN aside). Elementwise functions promise the same.
+// Two kernels a format:
+//   gemm_exact  y[r][o] is one chain acc = fma(x[r][j], w[o][j], acc), j = 0 .. k-1, in F32, from
+//   +0
+//               (or from y[r][o] when accumulating), w the exact F32 value of weight_format.h. A
+//               result depends on nothing but its own row and weights: not on rows, panel ranges,
+//               threads or instruction set; every table gives the same bits (the payload of a NaN
+//               aside). Elementwise functions promise the same.
+//   gemm        The fast one, on activations in the form the format wants: F32, BF16 pairs, or int8
+//               in groups of `dot_group` inputs with an F32 scale each. Within the rounding of that
+//               form (and of F32 sums) of the exact product of the given weights; sums of a row do
+//               not depend on the other rows of a call.
 //
-// Plain data; all functions are pure, thread-safe, never allocate, never fail. Shapes are elements,
-// strides of activations are in floats. Callers check shapes; kernels do not.
+// Plain data; all functions are pure, thread-safe, never allocate, never fail. Shapes are elements.
+// Callers check shapes; kernels do not.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "common/hw/isa.h"
+#include "common/tensor/weight_format.h"
+#include "expert_worker/kernels/formats.h"
 
 namespace tandem::kernels {
 
-inline constexpr uint32_t kPanelWidth = 32;
-// Alignment of packed data; a panel's step is a multiple of 64 bytes in the formats of today.
-inline constexpr size_t kPackAlignment = 64;
+using tandem::WeightFormat;
 
-// Stored in manifests: values never change.
-enum class WeightFormat : uint8_t {
-  kF32 = 0,
-  kBf16 = 1,
-  kF16 = 2,
-  kFp8Block = 3,    // E4M3, a scale a 128x128 block
-  kFp8Channel = 4,  // E4M3, a scale an output
-  kMxfp8 = 5,
-  kInt8Channel = 6,
-  kInt8Group = 7,
-  kInt4Group = 8,      // symmetric
-  kInt4GroupZero = 9,  // with zero points
-  kMxfp4 = 10,
-  kNvfp4 = 11,
-  kGguf = 12,  // first of a range of block types
-  kCount = 32,
-};
-
-// Element types a matrix can be packed from.
-enum class SourceType : uint8_t { kF32 = 0, kBf16 = 1 };
-
-// A row-major matrix [n, k] (or a part of one: point `data` at its first element).
+// A row-major matrix [n, k] (or a part of one: point at its first element).
 struct PackSource {
+  // Plain formats: elements of type `format` (kF32, kBf16 or kF16), converted when packed as
+  // another plain format.
   const void* data;
   size_t row_stride;  // elements between two outputs
-  SourceType type;
-  // Scales and zero points of quantized formats, each with its own stride; null for plain formats.
-  const void* scales;
-  size_t scale_stride;
-  const void* zeros;
-  size_t zero_stride;
-  // Place of data[0] in the whole matrix: scales are found by absolute coordinates.
-  uint32_t row_begin;
-  uint32_t column_begin;
+  WeightFormat format;
+  // Quantized formats: codes and parameters, of the format that is packed.
+  QuantizedView quantized;
 };
 
 struct PackedMatrix {
   const void* data;  // aligned to kPackAlignment
   uint32_t n;
   uint32_t k;
-  uint32_t k_chunk;           // steps of one panel that lie together; k when not cut
+  uint32_t k_chunk;           // inputs of one panel that lie together; k when not cut
+  uint32_t group_columns;     // inputs that share a scale; 0: all of a chunk. A chunk lies within a
+                              // group (and super-block) or is a whole number of them.
   size_t panel_stride_bytes;  // from a panel to the next, within a chunk
   size_t chunk_stride_bytes;  // from a chunk to the next
 };
 
+// What a format's fast kernel multiplies. Chunk c of the inputs begins at element
+// c * RoundUpTo(k_chunk, kStepAlign) of a row in the forms other than F32, and what pads a chunk is
+// zero; F32 rows have no gaps.
+enum class ActivationForm : uint8_t { kF32, kBf16, kInt8 };
+
+// Rows of int8 activations: x ~ q * scale by group of dot_group inputs.
+struct Int8Rows {
+  const int8_t* q;  // [rows, stride]
+  // [rows, group_stride] each:
+  const float* scale;
+  const float* scaled_sum;  // scale * sum of q
+  const int32_t* sum;       // sum of q
+  size_t stride;
+  size_t group_stride;
+};
+
 struct GemmCall {
-  const float* x;  // [rows, k]
-  size_t x_stride;
+  const float* x;        // [rows, k]: gemm_exact, and gemm of form kF32
+  size_t x_stride;       // floats
+  const uint16_t* bf16;  // form kBf16
+  size_t bf16_stride;    // elements
+  Int8Rows int8;         // form kInt8
   // Row r of the call is row x_rows[r] of x; null means row r. (Grouping rows needs no copy.)
   const uint32_t* x_rows;
   float* y;  // [rows, n]; y[0][0] belongs to the first output of `panel_begin`
   size_t y_stride;
+  // Row r of the call goes to row y_rows[r] of y; null means row r.
+  const uint32_t* y_rows;
   uint32_t rows;
   uint32_t panel_begin;
   uint32_t panel_end;
   bool accumulate;
 };
 
-// Kernels of one weight format. All null in a table that lacks the format.
+using GemmFunction = void (*)(const PackedMatrix& w, const GemmCall& call);
+
+// Kernels of one weight format.
 struct FormatKernels {
-  // Names the packed layout; stored in manifests and compared before packed bytes are used.
-  uint32_t layout_tag;
-  // Bytes of one panel of `k` steps; a multiple of kPackAlignment.
-  size_t (*panel_bytes)(uint32_t k);
-  // Packs [n, k] of `source` into `panels` = CeilDiv(n, kPanelWidth) panels of panel_bytes(k_chunk)
-  // each, k <= k_chunk; what is not covered is zero.
-  void (*pack)(const PackSource& source, uint32_t n, uint32_t k, uint32_t k_chunk, void* panels);
-  // The inverse, exact up to the format's own decoding: out[n, k] F32, row-major, dense.
-  void (*unpack)(const PackedMatrix& w, float* out);
-  // y (+)= x W^T for the outputs of panels [panel_begin, panel_end).
-  void (*gemm)(const PackedMatrix& w, const GemmCall& call);
+  WeightFormat format;
+  // What `gemm` multiplies, and inputs of an int8 group.
+  ActivationForm form;
+  uint32_t dot_group;
+  GemmFunction gemm_exact;
+  GemmFunction gemm;
 };
 
 struct KernelTable {
   Isa isa;
   const char* name;
-  // Exact: F32 activations, the chain above. Serves every format in parity mode.
-  FormatKernels formats[static_cast<size_t>(WeightFormat::kCount)];
+  FormatKernels formats[kFormatCount];
   // y[i] = g[i] / (1 + exp(-g[i])) * u[i]; within 3 ulp of the exact value.
   void (*silu_mul)(const float* g, const float* u, float* y, size_t n);
   // y[i] = exp(x[i]), within 1.05 ulp; 0 and infinity beyond F32's range.
@@ -118,6 +118,10 @@ struct KernelTable {
   void (*widen_bf16)(const uint16_t* x, float* y, size_t n);
   // y[i] = x[i] rounded to BF16, ties to even; NaN stays NaN.
   void (*narrow_bf16)(const float* x, uint16_t* y, size_t n);
+  // n inputs, a multiple of `group` (16 or 32): scale = max |x| / 127, q = round(x / scale) of each
+  // group; one group of NaN or infinities has a NaN scale, so that the row's results are NaN.
+  void (*quantize)(const float* x, size_t n, uint32_t group, int8_t* q, float* scale,
+                   float* scaled_sum, int32_t* sum);
 
   const FormatKernels& format(WeightFormat f) const { return formats[static_cast<size_t>(f)]; }
 };

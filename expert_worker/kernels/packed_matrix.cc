@@ -3,23 +3,25 @@
 #include <cstdlib>
 #include <utility>
 
+#include "expert_worker/kernels/panel_layout.h"
+
 namespace tandem::kernels {
 
-PackedMatrix MakePackedMatrix(const FormatKernels& kernels, const void* data, uint32_t n,
-                              uint32_t k) {
-  const size_t panel_bytes = kernels.panel_bytes(k);
-  return {data, n, k, k, panel_bytes, panel_bytes * PanelCount(n)};
+PackedMatrix MakePackedMatrix(WeightFormat format, uint32_t group_columns, const void* data,
+                              uint32_t n, uint32_t k) {
+  const size_t panel_bytes = PanelBytes(format, k, group_columns);
+  return {data, n, k, k, group_columns, panel_bytes, panel_bytes * PanelCount(n)};
 }
 
-OwnedMatrix OwnedMatrix::Pack(const FormatKernels& kernels, const PackSource& source, uint32_t n,
-                              uint32_t k) {
+OwnedMatrix OwnedMatrix::Pack(WeightFormat format, uint32_t group_columns, const PackSource& source,
+                              uint32_t n, uint32_t k) {
   OwnedMatrix matrix;
-  matrix.bytes_ = kernels.panel_bytes(k) * PanelCount(n);
+  matrix.bytes_ = PanelBytes(format, k, group_columns) * PanelCount(n);
   const size_t whole = (matrix.bytes_ + kPackAlignment) / kPackAlignment * kPackAlignment;
   matrix.memory_ = std::aligned_alloc(kPackAlignment, whole);
   if (matrix.memory_ == nullptr) std::abort();
-  kernels.pack(source, n, k, k, matrix.memory_);
-  matrix.view_ = MakePackedMatrix(kernels, matrix.memory_, n, k);
+  PackPanels(format, group_columns, source, n, k, k, matrix.memory_);
+  matrix.view_ = MakePackedMatrix(format, group_columns, matrix.memory_, n, k);
   return matrix;
 }
 

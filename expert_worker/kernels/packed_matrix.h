@@ -21,8 +21,8 @@ constexpr size_t ActivationStride(size_t columns) {
 }
 
 // View of panels that were packed with k_chunk = k at `data`.
-PackedMatrix MakePackedMatrix(const FormatKernels& kernels, const void* data, uint32_t n,
-                              uint32_t k);
+PackedMatrix MakePackedMatrix(WeightFormat format, uint32_t group_columns, const void* data,
+                              uint32_t n, uint32_t k);
 
 class OwnedMatrix {
  public:
@@ -32,8 +32,8 @@ class OwnedMatrix {
   OwnedMatrix& operator=(OwnedMatrix&& other) noexcept;
 
   // Packs [n, k] of `source`. Aborts when memory is exhausted (planned before loading).
-  static OwnedMatrix Pack(const FormatKernels& kernels, const PackSource& source, uint32_t n,
-                          uint32_t k);
+  static OwnedMatrix Pack(WeightFormat format, uint32_t group_columns, const PackSource& source,
+                          uint32_t n, uint32_t k);
 
   const PackedMatrix& view() const { return view_; }
   size_t bytes() const { return bytes_; }

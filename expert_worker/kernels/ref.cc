@@ -1,46 +1,78 @@
-// The reference table: scalar, obvious, never tuned. It is the specification that every other table
-// must equal bit for bit.
+// The reference table: scalar, obvious, never tuned. Its exact kernels are the specification that
+// every other table must equal bit for bit; its fast kernels are the arithmetic that the others
+// must come close to (their F32 sums run in another order).
 
 #include <bit>
 #include <cmath>
+#include <utility>
 
+#include "expert_worker/kernels/exact_values.h"
 #include "expert_worker/kernels/exp_constants.h"
 #include "expert_worker/kernels/kernel_table.h"
-#include "expert_worker/kernels/layout_plain.h"
+#include "expert_worker/kernels/quantize.h"
 #include "expert_worker/kernels/tables.h"
 
 namespace tandem::kernels {
 namespace {
 
-float WidenBf16(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
-
-float WeightF32(const char* step, uint32_t lane) {
-  return reinterpret_cast<const float*>(step)[lane];
+PanelView PanelOf(const PackedMatrix& w, const PanelGeometry& geometry, uint32_t j, uint32_t o) {
+  return {static_cast<const char*>(w.data) + size_t{j / w.k_chunk} * w.chunk_stride_bytes +
+              size_t{o / kPanelWidth} * w.panel_stride_bytes,
+          geometry, w.group_columns};
 }
 
-float WeightBf16(const char* step, uint32_t lane) {
-  const uint32_t half = kPanelWidth / 2;
-  return WidenBf16(reinterpret_cast<const uint16_t*>(step)[2 * (lane % half) + lane / half]);
-}
-
-template <float (*kWeight)(const char* step, uint32_t lane), size_t kElementBytes>
-void Gemm(const PackedMatrix& w, const GemmCall& call) {
+// Calls dot(row of x, output, &y) for every element of the result.
+template <typename Dot>
+void ForEachOutput(const PackedMatrix& w, const GemmCall& call, Dot dot) {
+  const uint32_t first = call.panel_begin * kPanelWidth;
   for (uint32_t r = 0; r < call.rows; ++r) {
-    const float* x = call.x + (call.x_rows != nullptr ? call.x_rows[r] : r) * call.x_stride;
-    float* y = call.y + r * call.y_stride;
-    for (uint32_t o = call.panel_begin * kPanelWidth; o < w.n && o < call.panel_end * kPanelWidth;
-         ++o) {
-      float* out = y + (o - call.panel_begin * kPanelWidth);
-      float sum = call.accumulate ? *out : 0.0f;
-      for (uint32_t j = 0; j < w.k; ++j) {
-        const char* step = static_cast<const char*>(w.data) +
-                           (j / w.k_chunk) * w.chunk_stride_bytes +
-                           (o / kPanelWidth) * w.panel_stride_bytes +
-                           (j % w.k_chunk) * (kPanelWidth * kElementBytes);
-        sum = std::fma(x[j], kWeight(step, o % kPanelWidth), sum);
-      }
-      *out = sum;
+    const size_t source = call.x_rows != nullptr ? call.x_rows[r] : r;
+    const size_t target = call.y_rows != nullptr ? call.y_rows[r] : r;
+    float* y = call.y + target * call.y_stride;
+    for (uint32_t o = first; o < w.n && o < call.panel_end * kPanelWidth; ++o) {
+      dot(source, o, y + (o - first));
     }
+  }
+}
+
+template <FormatTraits T>
+void GemmExact(const PackedMatrix& w, const GemmCall& call) {
+  const PanelGeometry geometry = GeometryOf(T.format, w.k_chunk, w.group_columns);
+  ForEachOutput(w, call, [&](size_t row, uint32_t o, float* y) {
+    const float* x = call.x + row * call.x_stride;
+    float sum = call.accumulate ? *y : 0.0f;
+    for (uint32_t j = 0; j < w.k; ++j) {
+      const PanelView panel = PanelOf(w, geometry, j, o);
+      sum = std::fma(x[j], ExactValue<T>(panel, j % w.k_chunk, o % kPanelWidth), sum);
+    }
+    *y = sum;
+  });
+}
+
+// Quantized activations against the exact weights.
+template <FormatTraits T>
+void GemmInt8(const PackedMatrix& w, const GemmCall& call) {
+  const PanelGeometry geometry = GeometryOf(T.format, w.k_chunk, w.group_columns);
+  const size_t padded = RoundUpTo(w.k_chunk, kStepAlign);
+  ForEachOutput(w, call, [&](size_t row, uint32_t o, float* y) {
+    double sum = call.accumulate ? *y : 0.0;
+    for (uint32_t j = 0; j < w.k; ++j) {
+      const PanelView panel = PanelOf(w, geometry, j, o);
+      const size_t at = j / w.k_chunk * padded + j % w.k_chunk;
+      const float scale = call.int8.scale[row * call.int8.group_stride + at / T.dot_group];
+      const float x = scale * static_cast<float>(call.int8.q[row * call.int8.stride + at]);
+      sum += static_cast<double>(x) * ExactValue<T>(panel, j % w.k_chunk, o % kPanelWidth);
+    }
+    *y = static_cast<float>(sum);
+  });
+}
+
+template <FormatTraits T>
+constexpr FormatKernels KernelsOf() {
+  if constexpr (T.dot_group == 0) {
+    return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+  } else {
+    return {T.format, ActivationForm::kInt8, T.dot_group, GemmExact<T>, GemmInt8<T>};
   }
 }
 
@@ -75,7 +107,7 @@ void AddScaled(float a, const float* x, float* y, size_t n) {
 }
 
 void WidenBf16Array(const uint16_t* x, float* y, size_t n) {
-  for (size_t i = 0; i < n; ++i) y[i] = WidenBf16(x[i]);
+  for (size_t i = 0; i < n; ++i) y[i] = Bf16Value(x[i]);
 }
 
 void NarrowBf16Array(const float* x, uint16_t* y, size_t n) {
@@ -87,18 +119,15 @@ void NarrowBf16Array(const float* x, uint16_t* y, size_t n) {
   }
 }
 
+template <size_t... kIndex>
+constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
+  return {Isa::kRef,      "ref",           {KernelsOf<kFormats[kIndex]>()...},
+          SiluMul,        ExpArray,        AddScaled,
+          WidenBf16Array, NarrowBf16Array, Quantize};
+}
+
 }  // namespace
 
-constinit const KernelTable kRefTable = {
-    Isa::kRef,
-    "ref",
-    {{kLayoutF32Panel32, PanelBytesF32, PackF32, UnpackF32, Gemm<WeightF32, 4>},
-     {kLayoutBf16Panel32, PanelBytesBf16, PackBf16, UnpackBf16, Gemm<WeightBf16, 2>}},
-    SiluMul,
-    ExpArray,
-    AddScaled,
-    WidenBf16Array,
-    NarrowBf16Array,
-};
+constinit const KernelTable kRefTable = MakeTable(std::make_index_sequence<kFormatCount>{});
 
 }  // namespace tandem::kernels

@@ -5,13 +5,15 @@
 namespace tandem::kernels {
 namespace {
 
-constexpr const KernelTable* kTables[] = {&kAvx512Table, &kAvx2Table, &kRefTable};
+constexpr const KernelTable* kTables[] = {&kAvx512VnniTable, &kAvx512Table, &kAvx2Table,
+                                          &kRefTable};
 
 }  // namespace
 
 std::span<const KernelTable* const> AllKernelTables() { return kTables; }
 
 bool IsRunnable(const KernelTable& table, const CpuFeatures& features) {
+  if (&table == &kAvx512VnniTable) return features.avx512_vnni && features.avx512_bf16;
   switch (table.isa) {
     case Isa::kRef:
       return true;

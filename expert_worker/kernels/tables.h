@@ -9,5 +9,6 @@ namespace tandem::kernels {
 extern const KernelTable kRefTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
+extern const KernelTable kAvx512VnniTable;
 
 }  // namespace tandem::kernels

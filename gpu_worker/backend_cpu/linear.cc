@@ -10,6 +10,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "expert_worker/kernels/packed_matrix.h"
+#include "expert_worker/kernels/panel_layout.h"
 
 namespace tandem::gpu::cpu {
 namespace {
@@ -36,7 +37,6 @@ absl::Status CheckSource(const MatrixSource& source) {
 // Reads and packs panels [begin, end) of `weight`.
 absl::Status PackPanels(const MatrixSource& source, const PackedLinear& weight, int64_t begin,
                         int64_t end, std::vector<unsigned char>& buffer) {
-  const bool bf16 = source.dtype == DType::kBF16;
   const int64_t row_begin = begin * kPanel;
   const int64_t row_end = std::min(end * kPanel, source.n);
   const auto rows = static_cast<size_t>(row_end - row_begin);
@@ -45,11 +45,11 @@ absl::Status PackPanels(const MatrixSource& source, const PackedLinear& weight, 
   kernels::PackSource pack{};
   pack.data = buffer.data();
   pack.row_stride = static_cast<size_t>(source.k);
-  pack.type = bf16 ? kernels::SourceType::kBf16 : kernels::SourceType::kF32;
+  pack.format = weight.format->format;
   auto* panels = static_cast<unsigned char*>(weight.memory.data()) +
                  static_cast<size_t>(begin) * weight.matrix.panel_stride_bytes;
   const auto k = static_cast<uint32_t>(source.k);
-  weight.format->pack(pack, static_cast<uint32_t>(rows), k, k, panels);
+  kernels::PackPanels(pack.format, 0, pack, static_cast<uint32_t>(rows), k, k, panels);
   return absl::OkStatus();
 }
 
@@ -104,7 +104,7 @@ void RunPart(const PackedLinear& weight, const float* bias, ConstMatrix x, Matri
   call.rows = static_cast<uint32_t>(part.row_end - part.row_begin);
   call.panel_begin = static_cast<uint32_t>(part.panel_begin);
   call.panel_end = static_cast<uint32_t>(part.panel_end);
-  weight.format->gemm(weight.matrix, call);
+  weight.format->gemm_exact(weight.matrix, call);
   if (bias == nullptr) return;
   const int64_t columns = std::min(part.panel_end * kPanel, weight.n) - column;
   AddBias(bias + column, call.y, y.ld, static_cast<int>(call.rows), columns);
@@ -123,9 +123,11 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(OpContext& context,
       &context.kernels.format(bf16 ? kernels::WeightFormat::kBf16 : kernels::WeightFormat::kF32);
   const auto n = static_cast<uint32_t>(source.n);
   const auto k = static_cast<uint32_t>(source.k);
-  ASSIGN_OR_RETURN(weight->memory, PageBuffer::Create(size_t{kernels::PanelCount(n)} *
-                                                      weight->format->panel_bytes(k)));
-  weight->matrix = kernels::MakePackedMatrix(*weight->format, weight->memory.data(), n, k);
+  ASSIGN_OR_RETURN(weight->memory,
+                   PageBuffer::Create(size_t{kernels::PanelCount(n)} *
+                                      kernels::PanelBytes(weight->format->format, k, 0)));
+  weight->matrix =
+      kernels::MakePackedMatrix(weight->format->format, 0, weight->memory.data(), n, k);
   RETURN_IF_ERROR(PackAll(context, source, *weight));
   return weight;
 }

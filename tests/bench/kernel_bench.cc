@@ -24,7 +24,7 @@ void BM_Gemm(benchmark::State& state, const KernelTable* table, WeightFormat for
   PackSource pack{};
   pack.data = source.data();
   pack.row_stride = 0;  // every output has the same weights; only their bytes matter
-  const OwnedMatrix w = OwnedMatrix::Pack(kernels, pack, kOutputs, kInputs);
+  const OwnedMatrix w = OwnedMatrix::Pack(format, 0, pack, kOutputs, kInputs);
   const size_t stride = ActivationStride(kInputs);
   const std::vector<float> x(stride * rows, 0.25f);
   std::vector<float> y(size_t{kOutputs} * rows);
@@ -36,7 +36,7 @@ void BM_Gemm(benchmark::State& state, const KernelTable* table, WeightFormat for
   call.rows = rows;
   call.panel_end = PanelCount(kOutputs);
   for (auto _ : state) {
-    kernels.gemm(w.view(), call);
+    kernels.gemm_exact(w.view(), call);
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.bytes()));

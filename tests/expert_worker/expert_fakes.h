@@ -74,8 +74,7 @@ class FakeExperts final : public ExpertSource {
   StoreSpec Spec(uint32_t quantum, SegmentRange range, uint64_t model_hash = 77) const {
     StoreSpec spec;
     spec.model_hash = model_hash;
-    spec.format =
-        shape_.dtype == DType::kBF16 ? kernels::WeightFormat::kBf16 : kernels::WeightFormat::kF32;
+    spec.format = shape_.dtype == DType::kBF16 ? WeightFormat::kBf16 : WeightFormat::kF32;
     spec.layers = shape_.layers;
     spec.moe_layers = shape_.moe_layers;
     spec.experts = shape_.experts;

@@ -89,8 +89,7 @@ TEST_F(GoldenOps, RoutedExpertsWithGateRowsThenUpRows) {
   const shm::UniqueFd fd(memfd_create("store", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const StoreSpec spec = experts.Spec(4, {0, 4});
   LoadProgress progress;
-  const auto store =
-      WeightStore::Build(fd.get(), spec, kRefTable.format(spec.format), experts, 1, &progress);
+  const auto store = WeightStore::Build(fd.get(), spec, experts, 1, &progress);
   ASSERT_TRUE(store.ok()) << store.status();
   RoutedExperts engine(store->get(), &kRefTable, {});
   shm::BatchLimits limits;

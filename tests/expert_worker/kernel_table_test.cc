@@ -13,13 +13,14 @@
 
 #include "common/hw/cpu_features.h"
 #include "expert_worker/kernels/packed_matrix.h"
+#include "expert_worker/kernels/panel_layout.h"
 #include "expert_worker/kernels/select.h"
 #include "expert_worker/kernels/tables.h"
 
 namespace tandem::kernels {
 namespace {
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16};
+constexpr WeightFormat kPlainFormats[] = {WeightFormat::kF32, WeightFormat::kBf16};
 
 std::vector<float> RandomFloats(size_t count, uint32_t seed) {
   std::mt19937 rng(seed);
@@ -47,7 +48,7 @@ PackSource F32Source(const std::vector<float>& w, size_t stride) {
   PackSource source{};
   source.data = w.data();
   source.row_stride = stride;
-  source.type = SourceType::kF32;
+  source.format = WeightFormat::kF32;
   return source;
 }
 
@@ -76,7 +77,7 @@ std::vector<float> RunGemm(const KernelTable& table, WeightFormat format, const 
   call.y_stride = m.n;
   call.rows = rows;
   call.panel_end = PanelCount(m.n);
-  table.format(format).gemm(m, call);
+  table.format(format).gemm_exact(m, call);
   return y;
 }
 
@@ -84,12 +85,12 @@ TEST_P(EveryTable, GemmHasTheBitsOfRefAtEveryShape) {
   const uint32_t outputs[] = {1, 5, 16, 17, 31, 32, 33, 64, 95, 128, 161};
   const uint32_t inputs[] = {1, 3, 16, 61, 130};
   const uint32_t row_counts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 25, 40};
-  for (WeightFormat format : kFormats) {
+  for (WeightFormat format : kPlainFormats) {
     for (uint32_t n : outputs) {
       for (uint32_t k : inputs) {
         const std::vector<float> w = RandomFloats(size_t{n} * k, n * 1000 + k);
         const std::vector<float> x = RandomFloats(size_t{40} * k, k);
-        const OwnedMatrix packed = OwnedMatrix::Pack(table().format(format), F32Source(w, k), n, k);
+        const OwnedMatrix packed = OwnedMatrix::Pack(format, 0, F32Source(w, k), n, k);
         for (uint32_t rows : row_counts) {
           SCOPED_TRACE("format " + std::to_string(static_cast<int>(format)) + " n " +
                        std::to_string(n) + " k " + std::to_string(k) + " rows " +
@@ -106,10 +107,10 @@ TEST_P(EveryTable, GemmHasTheBitsOfRefAtEveryShape) {
 TEST_P(EveryTable, GemmDoesNotDependOnPanelRangesRowsOrIndirection) {
   const uint32_t n = 161, k = 70, rows = 13;
   const uint32_t panels = PanelCount(n);
-  for (WeightFormat format : kFormats) {
+  for (WeightFormat format : kPlainFormats) {
     const std::vector<float> w = RandomFloats(size_t{n} * k, 1);
     const std::vector<float> x = RandomFloats(size_t{rows} * k, 2);
-    const OwnedMatrix packed = OwnedMatrix::Pack(table().format(format), F32Source(w, k), n, k);
+    const OwnedMatrix packed = OwnedMatrix::Pack(format, 0, F32Source(w, k), n, k);
     const std::vector<float> whole = RunGemm(table(), format, packed, x, rows);
     for (uint32_t begin = 0; begin < panels; ++begin) {
       for (uint32_t end = begin + 1; end <= panels; ++end) {
@@ -127,7 +128,7 @@ TEST_P(EveryTable, GemmDoesNotDependOnPanelRangesRowsOrIndirection) {
         call.rows = rows;
         call.panel_begin = begin;
         call.panel_end = end;
-        table().format(format).gemm(packed.view(), call);
+        table().format(format).gemm_exact(packed.view(), call);
         for (uint32_t r = 0; r < rows; ++r) {
           for (uint32_t o = 0; o < width; ++o) {
             ASSERT_TRUE(
@@ -142,22 +143,22 @@ TEST_P(EveryTable, GemmDoesNotDependOnPanelRangesRowsOrIndirection) {
 // A matrix whose inputs lie in chunks apart gives the bits of the whole one.
 TEST_P(EveryTable, GemmOverChunksEqualsTheWhole) {
   const uint32_t n = 72, k = 50, k_chunk = 16, rows = 5;
-  for (WeightFormat format : kFormats) {
+  for (WeightFormat format : kPlainFormats) {
     const FormatKernels& kernels = table().format(format);
     const std::vector<float> w = RandomFloats(size_t{n} * k, 3);
     const std::vector<float> x = RandomFloats(size_t{rows} * k, 4);
-    const OwnedMatrix whole = OwnedMatrix::Pack(kernels, F32Source(w, k), n, k);
-    const size_t panel_bytes = kernels.panel_bytes(k_chunk);
+    const OwnedMatrix whole = OwnedMatrix::Pack(format, 0, F32Source(w, k), n, k);
+    const size_t panel_bytes = PanelBytes(format, k_chunk, 0);
     const size_t chunk_bytes = panel_bytes * PanelCount(n) + 192;
     const uint32_t chunks = (k + k_chunk - 1) / k_chunk;
     std::vector<char> memory(chunk_bytes * chunks, 0x7F);
     for (uint32_t c = 0; c < chunks; ++c) {
       PackSource source = F32Source(w, k);
       source.data = w.data() + c * k_chunk;
-      kernels.pack(source, n, std::min(k_chunk, k - c * k_chunk), k_chunk,
-                   memory.data() + c * chunk_bytes);
+      PackPanels(format, 0, source, n, std::min(k_chunk, k - c * k_chunk), k_chunk,
+                 memory.data() + c * chunk_bytes);
     }
-    const PackedMatrix cut{memory.data(), n, k, k_chunk, panel_bytes, chunk_bytes};
+    const PackedMatrix cut{memory.data(), n, k, k_chunk, 0, panel_bytes, chunk_bytes};
     std::vector<float> y(size_t{rows} * n);
     GemmCall call{};
     call.x = x.data();
@@ -166,11 +167,11 @@ TEST_P(EveryTable, GemmOverChunksEqualsTheWhole) {
     call.y_stride = n;
     call.rows = rows;
     call.panel_end = PanelCount(n);
-    kernels.gemm(cut, call);
+    kernels.gemm_exact(cut, call);
     ExpectSameBits(RunGemm(kRefTable, format, whole, x, rows), y);
     std::vector<float> back(size_t{n} * k), want(size_t{n} * k);
-    kernels.unpack(cut, back.data());
-    kernels.unpack(whole.view(), want.data());
+    UnpackPanels(format, cut, back.data());
+    UnpackPanels(format, whole.view(), want.data());
     ExpectSameBits(want, back);
   }
 }
@@ -180,7 +181,7 @@ TEST_P(EveryTable, GemmAccumulatesOnlyWhenAsked) {
   const std::vector<float> w = RandomFloats(size_t{n} * k, 5);
   const std::vector<float> x = RandomFloats(size_t{rows} * k, 6);
   const FormatKernels& kernels = table().format(WeightFormat::kF32);
-  const OwnedMatrix packed = OwnedMatrix::Pack(kernels, F32Source(w, k), n, k);
+  const OwnedMatrix packed = OwnedMatrix::Pack(WeightFormat::kF32, 0, F32Source(w, k), n, k);
   std::vector<float> y = RandomFloats(size_t{rows} * n, 7);
   std::vector<float> want = y;
   GemmCall call{};
@@ -199,7 +200,7 @@ TEST_P(EveryTable, GemmAccumulatesOnlyWhenAsked) {
     }
   }
   call.y = y.data();
-  kernels.gemm(packed.view(), call);
+  kernels.gemm_exact(packed.view(), call);
   ExpectSameBits(want, y);
 }
 
@@ -209,8 +210,8 @@ TEST_P(EveryTable, GemmCarriesNanAndInfinityToTheirOwnRowsOnly) {
   std::vector<float> x = RandomFloats(size_t{rows} * k, 9);
   x[1 * k + 3] = std::numeric_limits<float>::quiet_NaN();
   x[2 * k + 19] = std::numeric_limits<float>::infinity();
-  for (WeightFormat format : kFormats) {
-    const OwnedMatrix packed = OwnedMatrix::Pack(table().format(format), F32Source(w, k), n, k);
+  for (WeightFormat format : kPlainFormats) {
+    const OwnedMatrix packed = OwnedMatrix::Pack(format, 0, F32Source(w, k), n, k);
     const std::vector<float> y = RunGemm(table(), format, packed, x, rows);
     ExpectSameBits(RunGemm(kRefTable, format, packed, x, rows), y);
     for (uint32_t o = 0; o < n; ++o) {
@@ -230,17 +231,17 @@ TEST_P(EveryTable, UnpackReturnsWhatWasPackedFromAnyCut) {
   std::vector<float> rounded(w.size());
   table().widen_bf16(halves.data(), rounded.data(), rounded.size());
   const uint32_t r0 = 7, c0 = 5, n = 50, k = 33;
-  for (SourceType type : {SourceType::kF32, SourceType::kBf16}) {
-    for (WeightFormat format : kFormats) {
+  for (WeightFormat type : {WeightFormat::kF32, WeightFormat::kBf16}) {
+    for (WeightFormat format : kPlainFormats) {
       PackSource source = F32Source(w, columns);
-      source.type = type;
-      source.data = type == SourceType::kF32
+      source.format = type;
+      source.data = type == WeightFormat::kF32
                         ? static_cast<const void*>(w.data() + r0 * columns + c0)
                         : static_cast<const void*>(halves.data() + r0 * columns + c0);
-      const OwnedMatrix packed = OwnedMatrix::Pack(table().format(format), source, n, k);
+      const OwnedMatrix packed = OwnedMatrix::Pack(format, 0, source, n, k);
       std::vector<float> out(size_t{n} * k);
-      table().format(format).unpack(packed.view(), out.data());
-      const bool exact = type == SourceType::kF32 && format == WeightFormat::kF32;
+      UnpackPanels(format, packed.view(), out.data());
+      const bool exact = type == WeightFormat::kF32 && format == WeightFormat::kF32;
       for (uint32_t r = 0; r < n; ++r) {
         for (uint32_t c = 0; c < k; ++c) {
           const size_t from = (r0 + r) * columns + c0 + c;

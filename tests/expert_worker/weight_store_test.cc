@@ -17,28 +17,20 @@
 
 #include "common/hw/cpu_features.h"
 #include "common/shm/unique_fd.h"
-#include "expert_worker/kernels/select.h"
-#include "expert_worker/kernels/tables.h"
+#include "expert_worker/kernels/panel_layout.h"
 #include "tests/expert_worker/expert_fakes.h"
 
 namespace tandem::expert {
 namespace {
 
-using kernels::FormatKernels;
-using kernels::kRefTable;
 using shm::UniqueFd;
 
 UniqueFd NewMemfd() { return UniqueFd(memfd_create("store", MFD_CLOEXEC | MFD_ALLOW_SEALING)); }
 
-const FormatKernels& KernelsOf(const FakeExperts& experts) {
-  return kRefTable.format(experts.shape().dtype == DType::kBF16 ? kernels::WeightFormat::kBf16
-                                                                : kernels::WeightFormat::kF32);
-}
-
 absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const FakeExperts& experts,
                                                    const StoreSpec& spec) {
   LoadProgress progress;
-  auto store = WeightStore::Build(fd, spec, KernelsOf(experts), experts, 2, &progress);
+  auto store = WeightStore::Build(fd, spec, experts, 2, &progress);
   EXPECT_TRUE(!store.ok() || progress.loaded_bytes == progress.total_bytes);
   return store;
 }
@@ -58,14 +50,14 @@ void ExpectHolds(const WeightStore& store, const FakeExperts& experts, SegmentRa
         const uint32_t first = (range.begin + s) * quantum;
         const uint32_t width = store.segment_width(s);
         std::vector<float> packed(size_t{2} * width * hidden);
-        KernelsOf(experts).unpack(store.GateUp(layer, e, s), packed.data());
+        kernels::UnpackPanels(store.format(), store.GateUp(layer, e, s), packed.data());
         for (uint32_t i = 0; i < width * hidden; ++i) {
           ASSERT_EQ(packed[i], gate[first * hidden + i]);
           ASSERT_EQ(packed[width * hidden + i], up[first * hidden + i]);
         }
       }
       std::vector<float> packed(size_t{hidden} * store.width());
-      KernelsOf(experts).unpack(store.Down(layer, e), packed.data());
+      kernels::UnpackPanels(store.format(), store.Down(layer, e), packed.data());
       for (uint32_t o = 0; o < hidden; ++o) {
         for (uint32_t f = 0; f < store.width(); ++f) {
           ASSERT_EQ(packed[o * store.width() + f],
@@ -159,7 +151,7 @@ TEST(WeightStore, AnotherProcessAttachesWithoutTheSource) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  const auto store = WeightStore::Attach(fd.get(), spec, KernelsOf(experts));
+  const auto store = WeightStore::Attach(fd.get(), spec);
   ASSERT_TRUE(store.ok()) << store.status();
   EXPECT_EQ(experts.reads.load(), 0);
   ExpectHolds(**store, experts, {0, 3}, 8);
@@ -181,11 +173,9 @@ TEST(WeightStore, EmptyFileIsNotFound) {
   const FakeExperts experts(FakeShape{}, 5);
   const UniqueFd fd = NewMemfd();
   const StoreSpec spec = experts.Spec(8, {0, 3});
-  EXPECT_EQ(WeightStore::Attach(fd.get(), spec, KernelsOf(experts)).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(WeightStore::Attach(fd.get(), spec).status().code(), absl::StatusCode::kNotFound);
   ASSERT_EQ(ftruncate(fd.get(), 1 << 20), 0);
-  EXPECT_EQ(WeightStore::Attach(fd.get(), spec, KernelsOf(experts)).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(WeightStore::Attach(fd.get(), spec).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(WeightStore, AnotherStoreIsRefusedByName) {
@@ -193,8 +183,7 @@ TEST(WeightStore, AnotherStoreIsRefusedByName) {
   const UniqueFd fd = NewMemfd();
   ASSERT_TRUE(Build(fd.get(), experts, experts.Spec(8, {0, 2})).ok());
   const auto refusal = [&](const StoreSpec& spec) {
-    const absl::Status status =
-        WeightStore::Attach(fd.get(), spec, kRefTable.format(spec.format)).status();
+    const absl::Status status = WeightStore::Attach(fd.get(), spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     return std::string(status.message());
   };
@@ -202,18 +191,11 @@ TEST(WeightStore, AnotherStoreIsRefusedByName) {
   EXPECT_NE(refusal(experts.Spec(8, {0, 3})).find("segment_end"), std::string::npos);
   EXPECT_NE(refusal(experts.Spec(8, {1, 2})).find("segment_begin"), std::string::npos);
   StoreSpec other = experts.Spec(8, {0, 2});
-  other.format = kernels::WeightFormat::kBf16;
+  other.format = WeightFormat::kBf16;
   EXPECT_NE(refusal(other).find("format"), std::string::npos);
   other = experts.Spec(8, {0, 2});
   other.experts = 3;
   EXPECT_NE(refusal(other).find("shape"), std::string::npos);
-  FormatKernels next_layout = KernelsOf(experts);
-  ++next_layout.layout_tag;
-  EXPECT_NE(
-      std::string(
-          WeightStore::Attach(fd.get(), experts.Spec(8, {0, 2}), next_layout).status().message())
-          .find("layout_tag"),
-      std::string::npos);
 }
 
 // An unsealable copy of a finished store, to be damaged.
@@ -236,9 +218,7 @@ class DamagedStore : public ::testing::Test {
     byte = static_cast<char>(byte ^ 0x10);
     ASSERT_EQ(pwrite(fd_.get(), &byte, 1, static_cast<off_t>(offset)), 1);
   }
-  absl::Status AttachStatus() {
-    return WeightStore::Attach(fd_.get(), spec_, KernelsOf(experts_)).status();
-  }
+  absl::Status AttachStatus() { return WeightStore::Attach(fd_.get(), spec_).status(); }
   // Whatever the damage: the store is written again from the source.
   void ExpectReloads() {
     EXPECT_FALSE(AttachStatus().ok());
@@ -308,21 +288,19 @@ TEST(WeightStore, CancelledLoadEndsEarly) {
   LoadProgress progress;
   progress.cancel = true;
   const StoreSpec spec = experts.Spec(8, {0, 3});
-  EXPECT_EQ(
-      WeightStore::Build(fd.get(), spec, KernelsOf(experts), experts, 2, &progress).status().code(),
-      absl::StatusCode::kCancelled);
+  EXPECT_EQ(WeightStore::Build(fd.get(), spec, experts, 2, &progress).status().code(),
+            absl::StatusCode::kCancelled);
 }
 
 TEST(WeightStore, ImpossibleShapesAreRefused) {
   const FakeExperts experts(FakeShape{}, 9);
   StoreSpec spec = experts.Spec(8, {0, 4});  // only 3 segments
-  EXPECT_EQ(MakeManifest(spec, KernelsOf(experts)).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeManifest(spec).status().code(), absl::StatusCode::kInvalidArgument);
   spec = experts.Spec(8, {0, 3});
   spec.moe_layers = {1, 1};
-  EXPECT_FALSE(MakeManifest(spec, KernelsOf(experts)).ok());
+  EXPECT_FALSE(MakeManifest(spec).ok());
   spec.moe_layers = {2};
-  EXPECT_FALSE(MakeManifest(spec, KernelsOf(experts)).ok());
+  EXPECT_FALSE(MakeManifest(spec).ok());
 }
 
 }  // namespace

@@ -6,13 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
-#include "common/checkpoint/decoded_matrix.h"
+#include "common/checkpoint/weight_matrix.h"
 #include "common/model/model_tensors.h"
 
 namespace tandem::gpu {
 namespace {
 
-absl::Status ReadRectangle(const DecodedMatrix& matrix, DType dtype, Range rows, Range cols,
+absl::Status ReadRectangle(const WeightMatrix& matrix, DType dtype, Range rows, Range cols,
                            void* out) {
   const size_t elements = static_cast<size_t>(rows.size() * cols.size());
   if (dtype == DType::kBF16) {
@@ -23,7 +23,7 @@ absl::Status ReadRectangle(const DecodedMatrix& matrix, DType dtype, Range rows,
 
 // Rows [begin, end) of the transpose of `block` (rows of `matrix`).
 template <typename T>
-absl::Status ReadTransposed(const DecodedMatrix& matrix, Range block, int64_t begin, int64_t end,
+absl::Status ReadTransposed(const WeightMatrix& matrix, Range block, int64_t begin, int64_t end,
                             T* out) {
   const Range cols{begin, end};
   std::vector<T> part(static_cast<size_t>(block.size() * cols.size()));
@@ -52,8 +52,8 @@ class Loader {
   absl::Status KvB(const AttentionNames& names, AttentionWeights& out);
   absl::Status Mlp(const MlpNames& names, int64_t intermediate, MlpWeights& out);
 
-  absl::StatusOr<DecodedMatrix> Open(const std::string& name, int64_t rows, int64_t cols) const {
-    return DecodedMatrix::Create(checkpoint_, name, rows, cols, QuantBlock(spec_));
+  absl::StatusOr<WeightMatrix> Open(const std::string& name, int64_t rows, int64_t cols) const {
+    return WeightMatrix::Create(checkpoint_, name, rows, cols, spec_.quant);
   }
   absl::Status Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out);
   absl::Status Vector(const std::string& name, int64_t size, const float*& out);
@@ -90,7 +90,7 @@ absl::Status Loader::Vector(const std::string& name, int64_t size, const float*&
 }
 
 absl::Status Loader::Linear(const LinearNames& names, int64_t n, int64_t k, LinearLayer& out) {
-  ASSIGN_OR_RETURN(const DecodedMatrix matrix, Open(names.weight, n, k));
+  ASSIGN_OR_RETURN(const WeightMatrix matrix, Open(names.weight, n, k));
   const DType dtype = matrix.native_dtype();
   ASSIGN_OR_RETURN(
       out.weight,
@@ -133,7 +133,7 @@ absl::Status Loader::Mla(const AttentionNames& names, AttentionWeights& out) {
 absl::Status Loader::KvB(const AttentionNames& names, AttentionWeights& out) {
   const AttentionSpec& a = spec_.attention;
   const int64_t head_rows = a.nope_dim + a.v_dim;
-  ASSIGN_OR_RETURN(const DecodedMatrix matrix,
+  ASSIGN_OR_RETURN(const WeightMatrix matrix,
                    Open(names.kv_b.weight, a.heads * head_rows, a.kv_lora_rank));
   const DType dtype = matrix.native_dtype();
   for (int64_t head = 0; head < a.heads; ++head) {
@@ -185,7 +185,7 @@ absl::StatusOr<LayerWeights> Loader::Layer(const LayerSpec& names) {
 }
 
 absl::Status Loader::Embedding(TensorView& out) {
-  ASSIGN_OR_RETURN(const DecodedMatrix matrix, Open(spec_.embedding, spec_.vocab, spec_.hidden));
+  ASSIGN_OR_RETURN(const WeightMatrix matrix, Open(spec_.embedding, spec_.vocab, spec_.hidden));
   const DType dtype = matrix.native_dtype();
   const size_t row_bytes = static_cast<size_t>(spec_.hidden) * DTypeBytes(dtype);
   ASSIGN_OR_RETURN(void* memory, backend_.Allocate(row_bytes * static_cast<size_t>(spec_.vocab)));

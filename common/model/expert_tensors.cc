@@ -21,9 +21,8 @@ absl::StatusOr<ExpertTensors> ExpertTensors::Create(const Checkpoint& checkpoint
   tensors.hidden_ = spec.hidden;
   tensors.intermediate_ = spec.moe.intermediate;
   tensors.experts_ = spec.moe.experts;
-  const ScaleBlock block = QuantBlock(spec);
   for (const LayerSpec& layer : spec.layers) {
-    std::vector<DecodedMatrix>& matrices = tensors.layers_.emplace_back();
+    std::vector<WeightMatrix>& matrices = tensors.layers_.emplace_back();
     if (!layer.moe) continue;
     matrices.reserve(static_cast<size_t>(tensors.experts_) * kParts);
     for (int expert = 0; expert < tensors.experts_; ++expert) {
@@ -31,9 +30,9 @@ absl::StatusOr<ExpertTensors> ExpertTensors::Create(const Checkpoint& checkpoint
            {std::tuple(&layer.expert_gate, spec.moe.intermediate, spec.hidden),
             std::tuple(&layer.expert_up, spec.moe.intermediate, spec.hidden),
             std::tuple(&layer.expert_down, spec.hidden, spec.moe.intermediate)}) {
-        ASSIGN_OR_RETURN(DecodedMatrix matrix,
-                         DecodedMatrix::Create(checkpoint, ExpertTensorName(*pattern, expert), rows,
-                                               cols, block));
+        ASSIGN_OR_RETURN(WeightMatrix matrix,
+                         WeightMatrix::Create(checkpoint, ExpertTensorName(*pattern, expert), rows,
+                                              cols, spec.quant));
         if (matrix.native_dtype() != DType::kBF16) tensors.native_dtype_ = DType::kF32;
         matrices.push_back(std::move(matrix));
       }
@@ -52,7 +51,7 @@ absl::Status ExpertTensors::Read(int layer, int expert, ExpertPart part, Range r
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer, " has no routed expert ", expert));
   }
-  const DecodedMatrix& matrix = layers_[layer][expert * kParts + static_cast<int>(part)];
+  const WeightMatrix& matrix = layers_[layer][expert * kParts + static_cast<int>(part)];
   if (rows.size() < 0 || cols.size() < 0 || rows.size() > matrix.rows() ||
       cols.size() > matrix.cols()) {
     return absl::InvalidArgumentError("a range of an expert's rows or columns is out of bounds");

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/decoded_matrix.h"
+#include "common/checkpoint/weight_matrix.h"
 #include "common/model/model_spec.h"
 #include "common/tensor/dtype.h"
 
@@ -44,7 +44,7 @@ class ExpertTensors {
   ExpertTensors() = default;
 
   // One entry a layer, empty for dense layers; [expert * 3 + part] within.
-  std::vector<std::vector<DecodedMatrix>> layers_;
+  std::vector<std::vector<WeightMatrix>> layers_;
   DType native_dtype_ = DType::kBF16;
   int64_t hidden_ = 0;
   int64_t intermediate_ = 0;

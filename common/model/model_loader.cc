@@ -10,6 +10,7 @@
 #include "common/model/families/families.h"
 #include "common/model/hub_config.h"
 #include "common/model/model_tensors.h"
+#include "common/model/quant_config.h"
 
 namespace tandem {
 namespace {
@@ -31,28 +32,6 @@ std::string ArchitectureText(const nlohmann::json& json) {
   return absl::StrCat(" (architecture ", QuoteForMessage(it->front().get<std::string>()), ")");
 }
 
-// Scales beside the weights decide what a tensor is; the config gives the size of their blocks.
-void FillQuantization(HubConfig& config, ModelSpec& spec) {
-  const nlohmann::json* object = config.Object("quantization_config");
-  if (object == nullptr) return;
-  HubConfig quantization(*object, config.where() + ": quantization_config");
-  const std::string method = quantization.StringOr("quant_method", "");
-  if (method != "fp8") {
-    quantization.Fail("quant_method", absl::StrCat("is ", QuoteForMessage(method),
-                                                   ", only fp8 (E4M3 blocks) is supported"));
-  }
-  if (quantization.Has("weight_block_size")) {
-    const std::vector<int> block = quantization.Ints("weight_block_size", {.max = 1 << 20});
-    if (block.size() == 2) {
-      spec.quant_block_rows = block[0];
-      spec.quant_block_cols = block[1];
-    } else {
-      quantization.Fail("weight_block_size", "is not [rows, columns]");
-    }
-  }
-  config.Adopt(quantization.status());
-}
-
 void FillTokens(HubConfig& config, ModelSpec& spec) {
   spec.end_ids = config.TokenIds("eos_token_id");
   const std::vector<uint32_t> bos = config.TokenIds("bos_token_id");
@@ -62,6 +41,18 @@ void FillTokens(HubConfig& config, ModelSpec& spec) {
 void FillTies(HubConfig& config, const ConfigSource& source, ModelSpec& spec) {
   spec.tied_embeddings = config.OptionalBool("tie_word_embeddings").value_or(!source.has_head);
   if (spec.tied_embeddings) spec.head = spec.embedding;
+}
+
+// ModelOpt may describe its quantization in a file of its own.
+absl::Status AddModelOptScheme(const std::string& dir, ModelSpec& spec) {
+  const std::string file = std::filesystem::path(dir) / "hf_quant_config.json";
+  std::error_code error;
+  if (spec.quant.method != QuantMethod::kNone || !std::filesystem::exists(file, error)) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(file));
+  ASSIGN_OR_RETURN(spec.quant, ReadModelOptScheme(json, file));
+  return absl::OkStatus();
 }
 
 void MergeIds(const std::vector<uint32_t>& more, std::vector<uint32_t>& ids) {
@@ -82,7 +73,7 @@ absl::StatusOr<ModelSpec> SpecFromJson(const nlohmann::json& json, const ConfigS
         " is not supported; supported are ", SupportedTypes()));
   }
   family->fill(config, spec);
-  FillQuantization(config, spec);
+  spec.quant = ReadQuantScheme(config);
   FillTokens(config, spec);
   FillTies(config, source, spec);
   RETURN_IF_ERROR(config.status());
@@ -104,6 +95,7 @@ absl::StatusOr<ModelSpec> LoadModelSpec(const Checkpoint& checkpoint) {
   ASSIGN_OR_RETURN(ModelSpec spec, SpecFromJson(json, {.file = file, .has_head = has_head}));
   ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(checkpoint.dir()));
   MergeIds(generation.end_ids, spec.end_ids);
+  RETURN_IF_ERROR(AddModelOptScheme(checkpoint.dir(), spec));
   RETURN_IF_ERROR(CheckTensors(checkpoint, spec));
   return spec;
 }

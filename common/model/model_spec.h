@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/checkpoint/quant_scheme.h"
+
 namespace tandem {
 
 enum class RopeLayout : uint8_t {
@@ -106,9 +108,7 @@ struct ModelSpec {
   MoeSpec moe;  // the same in every MoE layer; experts = 0 in dense models
   std::vector<LayerSpec> layers;
   std::string embedding, final_norm, head;
-  // Block-quantized (FP8) weights: rows and columns of a block; 0 when unquantized.
-  int quant_block_rows = 0;
-  int quant_block_cols = 0;
+  QuantScheme quant;
   std::vector<uint32_t> end_ids;  // union of config.json, generation_config.json (and tokenizer's)
   std::optional<uint32_t> bos_id;
 };

@@ -8,6 +8,8 @@
 #include "common/base/status.h"
 #include "common/checkpoint/quote.h"
 #include "common/tensor/convert.h"
+#include "common/checkpoint/schemes.h"
+#include "common/checkpoint/weight_matrix.h"
 
 namespace tandem {
 namespace {
@@ -101,9 +103,10 @@ bool IsMatrixRole(TensorRole role) {
   return role == TensorRole::kLinear || role == TensorRole::kRouted;
 }
 
-absl::Status CheckOne(const Checkpoint& checkpoint, const RequiredTensor& need, ScaleBlock block) {
+absl::Status CheckOne(const Checkpoint& checkpoint, const RequiredTensor& need,
+                      const QuantScheme& scheme) {
   if (IsMatrixRole(need.role)) {
-    return DecodedMatrix::Create(checkpoint, need.name, need.shape[0], need.shape[1], block)
+    return WeightMatrix::Create(checkpoint, need.name, need.shape[0], need.shape[1], scheme)
         .status();
   }
   ASSIGN_OR_RETURN(const Checkpoint::Tensor* tensor, checkpoint.Get(need.name, need.shape));
@@ -165,13 +168,20 @@ void HashSpec(const ModelSpec& spec, Hasher& hasher) {
                         int64_t{r.groups_kept},
                         int64_t{r.group_score_max},
                         int64_t{r.renormalize},
-                        int64_t{spec.quant_block_rows},
-                        int64_t{spec.quant_block_cols}}) {
+                        static_cast<int64_t>(spec.quant.method),
+                        spec.quant.block.rows,
+                        spec.quant.block.cols,
+                        int64_t{spec.quant.zero_minus_one}}) {
     hasher.Number(static_cast<uint64_t>(value));
   }
   for (float value : {spec.norm_eps, a.softmax_scale, a.latent_eps, spec.rope.attention_factor,
                       r.renormalize_eps, r.factor}) {
     hasher.Real(value);
+  }
+  for (const QuantizedWeights& weights : spec.quant.weights) {
+    hasher.Number(static_cast<uint64_t>(weights.bits));
+    hasher.Number(static_cast<uint64_t>(weights.group_columns));
+    hasher.Number(weights.symmetric ? 1 : 0);
   }
   for (float value : spec.rope.inv_freq) hasher.Real(value);
   for (const LayerSpec& layer : spec.layers) {
@@ -191,7 +201,7 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
   const RequiredTensor* first_missing = nullptr;
   size_t missing = 0;
   for (const RequiredTensor& need : required) {
-    if (checkpoint.Find(need.name) != nullptr) continue;
+    if (FindWeight(checkpoint, need.name) != nullptr) continue;
     if (missing++ == 0) first_missing = &need;
   }
   if (missing > 0) {
@@ -199,21 +209,19 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const ModelSpec& spec) {
         checkpoint.dir(), ": incomplete checkpoint: tensor ", QuoteForMessage(first_missing->name),
         " is missing (", missing, " of ", required.size(), " required tensors are)"));
   }
-  const ScaleBlock block = QuantBlock(spec);
   for (const RequiredTensor& need : required) {
-    RETURN_IF_ERROR(CheckOne(checkpoint, need, block));
+    RETURN_IF_ERROR(CheckOne(checkpoint, need, spec.quant));
   }
   return absl::OkStatus();
 }
 
 uint64_t StoredBytes(const Checkpoint& checkpoint, const ModelSpec& spec, TensorRole role) {
-  const ScaleBlock block = QuantBlock(spec);
   uint64_t bytes = 0;
   for (const RequiredTensor& need : RequiredTensors(spec)) {
     if (need.role != role) continue;
     if (IsMatrixRole(role)) {
       auto matrix =
-          DecodedMatrix::Create(checkpoint, need.name, need.shape[0], need.shape[1], block);
+          WeightMatrix::Create(checkpoint, need.name, need.shape[0], need.shape[1], spec.quant);
       TANDEM_CHECK(matrix.ok());
       bytes += matrix->stored_bytes();
     } else {
@@ -243,11 +251,6 @@ uint64_t ModelHash(const Checkpoint& checkpoint, const ModelSpec& spec) {
     }
   }
   return hasher.value();
-}
-
-ScaleBlock QuantBlock(const ModelSpec& spec) {
-  if (spec.quant_block_rows == 0) return ScaleBlock{};
-  return ScaleBlock{spec.quant_block_rows, spec.quant_block_cols};
 }
 
 std::string ExpertTensorName(const std::string& pattern, int expert) {

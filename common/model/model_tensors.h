@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/decoded_matrix.h"
 #include "common/model/model_spec.h"
 
 namespace tandem {
@@ -17,7 +16,7 @@ namespace tandem {
 enum class TensorRole : uint8_t {
   kEmbedding,  // [vocab, hidden], the head included; never quantized
   kVector,     // norms and biases; never quantized
-  kLinear,     // read through DecodedMatrix
+  kLinear,     // read through WeightMatrix
   kRouted,     // a routed expert's linear: the expert workers load it
 };
 
@@ -43,9 +42,6 @@ uint64_t StoredBytes(const Checkpoint& checkpoint, const ModelSpec& spec, Tensor
 // the spec, and name, dtype, shape and place of every tensor, and size and mtime of every file. Not
 // the weights themselves: reading hundreds of GB for it would defeat a quick restart.
 uint64_t ModelHash(const Checkpoint& checkpoint, const ModelSpec& spec);
-
-// The block of the FP8 scales; 128 x 128, the only published size, where the config names none.
-ScaleBlock QuantBlock(const ModelSpec& spec);
 
 // `pattern` with the expert's index in place of its "%d". REQUIRES: it holds one.
 std::string ExpertTensorName(const std::string& pattern, int expert);

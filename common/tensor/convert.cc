@@ -33,6 +33,17 @@ std::optional<int64_t> FindFirst(int64_t count, NonFinite non_finite) {
   return std::nullopt;
 }
 
+// 16-bit floats whose exponent, `mask`, is all ones are NaN or infinite.
+template <uint16_t mask>
+std::optional<int64_t> FindFullExponent(const void* values, int64_t count) {
+  const auto* bytes = static_cast<const unsigned char*>(values);
+  return FindFirst(count, [bytes](int64_t i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + i * sizeof(bits), sizeof(bits));
+    return (bits & mask) == mask;
+  });
+}
+
 }  // namespace
 
 bool IsFloatConvertible(DType dtype) {
@@ -85,12 +96,11 @@ std::optional<int64_t> FindNonFinite(const float* values, int64_t count) {
 }
 
 std::optional<int64_t> FindNonFiniteBf16(const void* values, int64_t count) {
-  const auto* bytes = static_cast<const unsigned char*>(values);
-  return FindFirst(count, [bytes](int64_t i) {
-    uint16_t bits;
-    std::memcpy(&bits, bytes + i * sizeof(bits), sizeof(bits));
-    return (bits & 0x7f80u) == 0x7f80u;
-  });
+  return FindFullExponent<0x7f80>(values, count);
+}
+
+std::optional<int64_t> FindNonFiniteF16(const void* values, int64_t count) {
+  return FindFullExponent<0x7c00>(values, count);
 }
 
 }  // namespace tandem

@@ -88,7 +88,8 @@ void ConvertF32ToBf16(const float* src, int64_t count, void* dst);
 
 // Index of the first NaN or infinity.
 std::optional<int64_t> FindNonFinite(const float* values, int64_t count);
-// The same over BF16 bits, possibly unaligned.
+// The same over BF16 and F16 bits, possibly unaligned.
 std::optional<int64_t> FindNonFiniteBf16(const void* values, int64_t count);
+std::optional<int64_t> FindNonFiniteF16(const void* values, int64_t count);
 
 }  // namespace tandem

@@ -136,10 +136,10 @@ TEST(ExpertTensors, Trial_QF_5_WhatTheFileHoldsDecides) {
     ASSERT_TRUE(
         same->Read(1, 3, ExpertPart::kGate, {0, 16}, {0, 64}, DType::kF32, got.data()).ok());
     EXPECT_EQ(got, want);
-    const auto router = DecodedMatrix::Create(
-        *model->checkpoint, model->spec.layers[1].router_weight, 8, 64, QuantBlock(model->spec));
+    const auto router = WeightMatrix::Create(
+        *model->checkpoint, model->spec.layers[1].router_weight, 8, 64, model->spec.quant);
     ASSERT_TRUE(router.ok()) << router.status();
-    EXPECT_FALSE(router->is_scaled());
+    EXPECT_TRUE(IsPlain(router->format()));
   }
 }
 

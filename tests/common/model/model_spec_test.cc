@@ -213,13 +213,13 @@ TEST(ModelSpec, UnknownArchitectureListsTheSupportedOnes) {
 
 TEST(ModelSpec, UnsupportedQuantizationIsNamed) {
   GOLDEN_CONFIG(config, "qwen3_moe");
-  config["quantization_config"] = {{"quant_method", "awq"}};
-  EXPECT_THAT(Message(Parse(config).status()), HasSubstr("'awq'"));
+  config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
+  EXPECT_THAT(Message(Parse(config).status()), HasSubstr("'bitsandbytes', supported are fp8"));
   config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 64}}};
   const auto spec = Parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->quant_block_rows, 128);
-  EXPECT_EQ(spec->quant_block_cols, 64);
+  EXPECT_EQ(spec->quant.block.rows, 128);
+  EXPECT_EQ(spec->quant.block.cols, 64);
   config["quantization_config"]["weight_block_size"] = {128};
   EXPECT_THAT(Message(Parse(config).status()), HasSubstr("weight_block_size"));
 }

@@ -1,6 +1,6 @@
 // FP8 blocks against golden/quant bit for bit, plain dtypes, sub-ranges, trials QF-3 and RT-1.
 
-#include "common/checkpoint/decoded_matrix.h"
+#include "common/checkpoint/weight_matrix.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -48,8 +48,7 @@ class GoldenFp8 : public ::testing::TestWithParam<GoldenCase> {
     checkpoint_ = OpenBytes(dir_, testing::ReadWholeFile(*path));
     ASSERT_NE(checkpoint_, nullptr);
     const auto [name, rows, cols] = GetParam();
-    auto matrix =
-        DecodedMatrix::Create(*checkpoint_, std::string(name) + ".weight", rows, cols, {128, 128});
+    auto matrix = WeightMatrix::Create(*checkpoint_, std::string(name) + ".weight", rows, cols, {});
     ASSERT_TRUE(matrix.ok()) << matrix.status();
     matrix_ = *matrix;
     expected_.resize(rows * cols);
@@ -58,7 +57,7 @@ class GoldenFp8 : public ::testing::TestWithParam<GoldenCase> {
 
   testing::TempDir dir_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  std::optional<DecodedMatrix> matrix_;
+  std::optional<WeightMatrix> matrix_;
   std::vector<float> expected_;
 };
 
@@ -67,7 +66,7 @@ TEST_P(GoldenFp8, DecodesBitForBit) {
   std::vector<float> out(rows * cols);
   ASSERT_TRUE(matrix_->ReadF32({0, rows}, {0, cols}, out).ok());
   EXPECT_EQ(std::memcmp(out.data(), expected_.data(), out.size() * sizeof(float)), 0);
-  EXPECT_TRUE(matrix_->is_scaled());
+  EXPECT_EQ(matrix_->format(), WeightFormat::kFp8);
   EXPECT_EQ(matrix_->native_dtype(), DType::kF32);
 }
 
@@ -99,7 +98,7 @@ std::string Fp8Bytes(const std::string& codes, float scale) {
       .Build();
 }
 
-TEST(DecodedMatrix, Trial_QF_3_NanCodesAreRefusedAndTheRestIsExact) {
+TEST(WeightMatrix, Trial_QF_3_NanCodesAreRefusedAndTheRestIsExact) {
   std::string codes, finite;
   for (int code = 0; code < 256; ++code) {
     codes += static_cast<char>(code);
@@ -107,7 +106,7 @@ TEST(DecodedMatrix, Trial_QF_3_NanCodesAreRefusedAndTheRestIsExact) {
   }
   testing::TempDir dir;
   const auto with_nan = OpenBytes(dir, Fp8Bytes(codes, 1));
-  const auto matrix = DecodedMatrix::Create(*with_nan, "w.weight", 1, 256, {});
+  const auto matrix = WeightMatrix::Create(*with_nan, "w.weight", 1, 256, {});
   ASSERT_TRUE(matrix.ok()) << matrix.status();
   std::vector<float> out(256);
   const std::string error = Message(matrix->ReadF32({0, 1}, {0, 256}, out));
@@ -116,7 +115,7 @@ TEST(DecodedMatrix, Trial_QF_3_NanCodesAreRefusedAndTheRestIsExact) {
 
   testing::TempDir other;
   const auto without = OpenBytes(other, Fp8Bytes(finite, 1));
-  const auto good = DecodedMatrix::Create(*without, "w.weight", 1, 254, {});
+  const auto good = WeightMatrix::Create(*without, "w.weight", 1, 254, {});
   ASSERT_TRUE(good.ok()) << good.status();
   out.resize(254);
   ASSERT_TRUE(good->ReadF32({0, 1}, {0, 254}, out).ok());
@@ -126,17 +125,17 @@ TEST(DecodedMatrix, Trial_QF_3_NanCodesAreRefusedAndTheRestIsExact) {
   }
 }
 
-TEST(DecodedMatrix, Trial_RT_1_NanScaleIsRefusedByName) {
+TEST(WeightMatrix, Trial_RT_1_NanScaleIsRefusedByName) {
   testing::TempDir dir;
   const auto checkpoint = OpenBytes(dir, Fp8Bytes(std::string(4, '\x38'), std::nanf("")));
-  const auto matrix = DecodedMatrix::Create(*checkpoint, "w.weight", 1, 4, {});
+  const auto matrix = WeightMatrix::Create(*checkpoint, "w.weight", 1, 4, {});
   ASSERT_TRUE(matrix.ok()) << matrix.status();
   std::vector<float> out(4);
   EXPECT_THAT(Message(matrix->ReadF32({0, 1}, {0, 4}, out)),
               HasSubstr("tensor 'w.weight_scale_inv': element [0,0] is not a finite number"));
 }
 
-TEST(DecodedMatrix, ReadsPlainTypes) {
+TEST(WeightMatrix, ReadsPlainTypes) {
   testing::TempDir dir;
   const auto checkpoint =
       OpenBytes(dir, SafetensorsBuilder()
@@ -145,28 +144,28 @@ TEST(DecodedMatrix, ReadsPlainTypes) {
                          .Add("f16", "F16", {1, 2}, RawBytes<uint16_t>({0x3c00, 0xc000}))
                          .Add("bf16", "BF16", {1, 2}, RawBytes<uint16_t>({0x3f80, 0x7f80}))
                          .Build());
-  const auto f32 = DecodedMatrix::Create(*checkpoint, "f32", 2, 2, {});
+  const auto f32 = WeightMatrix::Create(*checkpoint, "f32", 2, 2, {});
   std::vector<float> out(2);
   ASSERT_TRUE(f32->ReadF32({0, 2}, {1, 2}, out).ok());
   EXPECT_THAT(out, ElementsAre(2, 1.00390625f));
   std::vector<uint16_t> narrow(2);
   ASSERT_TRUE(f32->ReadBf16({0, 2}, {1, 2}, narrow).ok());
   EXPECT_THAT(narrow, ElementsAre(0x4000, 0x3f80));  // a tie goes to the even code
-  const auto f16 = DecodedMatrix::Create(*checkpoint, "f16", 1, 2, {});
+  const auto f16 = WeightMatrix::Create(*checkpoint, "f16", 1, 2, {});
   EXPECT_EQ(f16->native_dtype(), DType::kF32);
   ASSERT_TRUE(f16->ReadF32({0, 1}, {0, 2}, out).ok());
   EXPECT_THAT(out, ElementsAre(1, -2));
-  const auto bf16 = DecodedMatrix::Create(*checkpoint, "bf16", 1, 2, {});
+  const auto bf16 = WeightMatrix::Create(*checkpoint, "bf16", 1, 2, {});
   EXPECT_EQ(bf16->native_dtype(), DType::kBF16);
   EXPECT_THAT(Message(bf16->ReadBf16({0, 1}, {0, 2}, narrow)), HasSubstr("element [0,1]"));
   EXPECT_THAT(Message(bf16->ReadF32({0, 1}, {0, 2}, out)), HasSubstr("element [0,1]"));
   EXPECT_THAT(Message(bf16->ReadF32({0, 1}, {0, 3}, out)), HasSubstr("do not fit [1,2]"));
   EXPECT_THAT(Message(bf16->ReadF32({-1, 1}, {0, 1}, out)), HasSubstr("do not fit [1,2]"));
-  EXPECT_THAT(Message(DecodedMatrix::Create(*checkpoint, "odd", 1, 1, {}).status()),
+  EXPECT_THAT(Message(WeightMatrix::Create(*checkpoint, "odd", 1, 1, {}).status()),
               HasSubstr("shape is [1], expected [1,1]"));
 }
 
-TEST(DecodedMatrix, RefusesFp8WithoutMatchingScales) {
+TEST(WeightMatrix, RefusesFp8WithoutMatchingScales) {
   testing::TempDir dir;
   const auto checkpoint =
       OpenBytes(dir, SafetensorsBuilder()
@@ -178,13 +177,15 @@ TEST(DecodedMatrix, RefusesFp8WithoutMatchingScales) {
                          .Add("d.weight_scale_inv", "I32", {1, 1}, RawBytes<int32_t>({1}))
                          .Build());
   const auto error = [&](const char* name) {
-    return Message(DecodedMatrix::Create(*checkpoint, name, 1, 2, {128, 128}).status());
+    return Message(WeightMatrix::Create(*checkpoint, name, 1, 2, {}).status());
   };
-  EXPECT_THAT(error("a.weight"), HasSubstr("scales 'a.weight_scale_inv' are missing"));
-  EXPECT_THAT(error("b.weight"), HasSubstr("shape is [1,2], blocks of 128x128 need [1,1]"));
-  EXPECT_THAT(error("c.weight"), HasSubstr("dtype I8 is not supported for a weight"));
-  EXPECT_THAT(error("d.weight"), HasSubstr("scales of dtype I32 are not supported"));
-  EXPECT_TRUE(DecodedMatrix::Create(*checkpoint, "b.weight", 1, 2, {128, 1}).ok());
+  EXPECT_THAT(error("a.weight"), HasSubstr("its scales 'a.weight_scale_inv' are missing"));
+  EXPECT_THAT(error("b.weight"), HasSubstr("shape is [1,2], expected [1,1] for blocks of 128x128"));
+  EXPECT_THAT(error("c.weight"), HasSubstr("its scales 'c.weight_scale' are missing"));
+  EXPECT_THAT(error("d.weight"), HasSubstr("dtype I32 is not supported for scales of FP8"));
+  QuantScheme narrow;
+  narrow.block = {128, 1};
+  EXPECT_TRUE(WeightMatrix::Create(*checkpoint, "b.weight", 1, 2, narrow).ok());
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // AVX-512 (F, BW, VL, DQ): a panel of 32 outputs is two vectors.
 
-#include <immintrin.h>
-
 #include <utility>
 
 #include "expert_worker/kernels/exact_values.h"
 #include "expert_worker/kernels/exp_constants.h"
+#include "expert_worker/kernels/intrinsics.h"
 #include "expert_worker/kernels/kernel_table.h"
 #include "expert_worker/kernels/quantize.h"
 #include "expert_worker/kernels/tables.h"

@@ -1,13 +1,12 @@
 // AVX-512 with VNNI and BF16 (Zen 4, Sapphire Rapids and later): the exact kernels of avx512.cc,
 // and fast ones for integer, BF16 and E4M3 weights.
 
-#include <immintrin.h>
-
 #include <bit>
 #include <utility>
 
 #include "expert_worker/kernels/exact_values.h"
 #include "expert_worker/kernels/exp_constants.h"
+#include "expert_worker/kernels/intrinsics.h"
 #include "expert_worker/kernels/kernel_table.h"
 #include "expert_worker/kernels/quantize.h"
 #include "expert_worker/kernels/tables.h"

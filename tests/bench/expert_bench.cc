@@ -1,267 +1,281 @@
-// The routed-expert block at the shape of a real model, over more weights than any cache holds:
-//   expert_bench [--isa NAME] [--format bf16|f32] [--hidden N] [--intermediate N] [--experts N]
-//                [--top-k N] [--layers N] [--threads N]
-// For each row count: median microseconds a layer, GB/s over the bytes of the distinct experts,
-// their share of the read bandwidth (plain loads over the same store by the same threads,
-// interleaved with the measurement), and GFLOP/s.
-
-#include <immintrin.h>
-#include <sys/mman.h>
+// The routed-expert block beside this machine's ceilings:
+//   expert_bench [--isa NAME] [--format NAME,..] [--shape NAME,..] [--rows N,..] [--threads N]
+//                [--memory-gib N] [--huge-pages auto|require|off] [--json FILE]
+// prints read bandwidth and the peak of each instruction; then for each format, shape and number of
+// rows: median microseconds, GB/s over the bytes of the distinct experts, GOP/s, and the share of
+// the ceiling: the roof, max(bytes / bandwidth of plain loads over the same bytes, operations /
+// peak of the instruction used), over the time. Both are measured beside each sample, since shared
+// machines change by tens of percent within seconds.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <set>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "common/base/check.h"
 #include "common/base/options.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
-#include "common/shm/unique_fd.h"
-#include "expert_worker/engine/pool.h"
-#include "expert_worker/engine/routed_experts.h"
 #include "expert_worker/kernels/select.h"
+#include "tests/bench/expert_cases.h"
+#include "tests/bench/expert_roof.h"
+#include "tests/bench/expert_runner.h"
 
-namespace tandem::expert {
+namespace tandem::bench {
 namespace {
 
 struct Flags {
-  std::string isa = "amx";
-  std::string format = "bf16";
-  int hidden = 2048;
-  int intermediate = 768;
+  std::string table;
+  std::vector<std::string> formats{"all"};
+  std::vector<std::string> shapes{"qwen3-30b"};
+  std::vector<std::string> rows;
+  int hidden = 0;  // with --intermediate: a shape of one's own
+  int intermediate = 0;
   int experts = 128;
   int top_k = 8;
-  int layers = 1;
+  int layers = 0;
   int threads = static_cast<int>(AllowedCpus().size());
-  int repeats = 15;
+  int samples = 0;
+  double memory_gib = 4;
+  std::string huge_pages = "auto";
+  std::string json;
 };
 
-// Weights whose bytes do not matter: a counter in the exponent range of small numbers.
-class SyntheticExperts final : public ExpertSource {
+// Layers are cycled until they hold this much: a layer comes back after many caches' worth.
+constexpr uint64_t kCycledBytes = uint64_t{1} << 30;
+constexpr uint64_t kReadBytes = uint64_t{1} << 30;
+
+bool IsWanted(const std::vector<std::string>& names, const std::string& name) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& n) { return n == "all" || n == name; });
+}
+
+class ExpertBench {
  public:
-  explicit SyntheticExperts(DType dtype) : dtype_(dtype) {}
-  DType native_dtype() const override { return dtype_; }
-  absl::Status Read(int, int expert, ExpertPart, Range rows, Range cols, DType dtype,
-                    void* out) const override {
-    const int64_t count = rows.size() * cols.size();
-    uint32_t state = static_cast<uint32_t>(expert * 7919 + rows.begin);
-    for (int64_t i = 0; i < count; ++i) {
-      state = state * 1664525u + 1013904223u;
-      const uint32_t bits = 0x3C000000u | ((state >> 9) & 0x007F0000u) | (state & 0x80000000u);
-      if (dtype == DType::kBF16) {
-        static_cast<uint16_t*>(out)[i] = static_cast<uint16_t>(bits >> 16);
-      } else {
-        static_cast<uint32_t*>(out)[i] = bits;
+  explicit ExpertBench(const Flags& flags) : flags_(flags), cpus_(AllowedCpus()) {
+    features_ = DetectCpuFeatures();
+    for (const kernels::KernelTable* table : kernels::AllKernelTables()) {
+      if (!kernels::IsRunnable(*table, features_)) continue;
+      if (table_ == nullptr && (flags.table.empty() || flags.table == table->name)) table_ = table;
+    }
+  }
+
+  int Run() {
+    if (table_ == nullptr) {
+      std::fprintf(stderr, "this machine runs no kernels called %s\n", flags_.table.c_str());
+      return 2;
+    }
+    Machine();
+    const std::vector<ExpertShape> shapes = Shapes();
+    const std::vector<uint32_t> rows = Rows();
+    if (shapes.empty() || rows.empty()) return 2;
+    int cases = 0;
+    for (const ExpertShape& shape : shapes) {
+      for (const FormatCase& format : kFormatCases) {
+        if (!IsWanted(flags_.formats, format.name)) continue;
+        ++cases;
+        if (!RunCase(shape, format, rows)) return 1;
       }
     }
-    return absl::OkStatus();
+    if (cases == 0) {
+      std::fprintf(stderr, "no such format; there are:");
+      for (const FormatCase& format : kFormatCases) std::fprintf(stderr, " %s", format.name);
+      std::fprintf(stderr, "\n");
+      return 2;
+    }
+    return WriteJson() ? 0 : 1;
   }
 
  private:
-  DType dtype_;
-};
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
-double Seconds(std::chrono::steady_clock::time_point since) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count();
-}
-
-class Bench {
- public:
-  explicit Bench(const Flags& flags) : flags_(flags) {
-    const absl::StatusOr<Isa> isa = ParseIsa(flags.isa);
-    TANDEM_CHECK(isa.ok());
-    table_ = kernels::SelectKernelTable(*isa, DetectCpuFeatures());
-    StoreSpec spec;
-    spec.format =
-        flags.format == "f32" ? kernels::WeightFormat::kF32 : kernels::WeightFormat::kBf16;
-    spec.layers = static_cast<uint32_t>(flags.layers);
-    spec.moe_layers.resize(spec.layers);
-    std::iota(spec.moe_layers.begin(), spec.moe_layers.end(), 0u);
-    spec.experts = static_cast<uint32_t>(flags.experts);
-    spec.hidden = static_cast<uint32_t>(flags.hidden);
-    spec.intermediate = static_cast<uint32_t>(flags.intermediate);
-    spec.quantum = ChooseQuantum(spec.intermediate);
-    spec.segments = {0, SegmentCount(spec.intermediate, spec.quantum)};
-    const shm::UniqueFd fd(memfd_create("bench", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    LoadProgress progress;
-    const auto started = std::chrono::steady_clock::now();
-    auto store =
-        WeightStore::Build(fd.get(), spec, table_->format(spec.format),
-                           SyntheticExperts(flags.format == "f32" ? DType::kF32 : DType::kBF16),
-                           flags.threads, &progress);
-    TANDEM_CHECK(store.ok());
-    store_ = std::move(*store);
-    std::printf("table %s, %s, %d layers x %d experts, %d x %d, top %d, %d threads\n", table_->name,
-                flags.format.c_str(), flags.layers, flags.experts, flags.hidden, flags.intermediate,
-                flags.top_k, flags.threads);
-    std::printf("packed %.2f GB in %.1f s\n", static_cast<double>(store_->data_bytes()) * 1e-9,
-                Seconds(started));
-    engine_ = std::make_unique<RoutedExperts>(store_.get(), table_,
-                                              RoutedExperts::Options{.threads = flags.threads});
-    shm::BatchLimits limits;
-    limits.max_rows = 512;
-    limits.hidden = spec.hidden;
-    limits.top_k = static_cast<uint32_t>(flags.top_k);
-    limits.num_experts = spec.experts;
-    limits.num_layers = spec.layers;
-    limits.lanes = 1;
-    TANDEM_CHECK(engine_->Configure(limits).ok());
-    // Last: it pins this thread, and oneTBB would take that for the size of the machine.
-    pool_ = std::make_unique<Pool>(PoolOptions(flags));
+  // Runs on a thread of its own, since a pool pins its caller, and whoever packs the next store
+  // (oneTBB) would take one pinned CPU for the size of the machine.
+  template <typename Fn>
+  void OnPool(Fn&& fn) {
+    std::thread([&] {
+      expert::Pool::Options options;
+      options.threads = flags_.threads;
+      if (static_cast<size_t>(flags_.threads) <= cpus_.size()) {
+        options.cpus.assign(cpus_.begin(), cpus_.begin() + flags_.threads);
+        options.pin_caller = true;
+      }
+      expert::Pool pool(options);
+      fn(pool);
+    }).join();
   }
 
-  void Run(uint32_t rows) {
-    std::vector<double> block_us, block_gbps, read_gbps;
-    double flops = 0;
-    for (int i = 0; i < flags_.repeats; ++i) {
-      MakeBatch(rows);
-      const double read_seconds = ReadExperts();
-      const double seconds = RunBatch(rows);
-      block_us.push_back(seconds * 1e6);
-      block_gbps.push_back(static_cast<double>(distinct_bytes_) / seconds * 1e-9);
-      read_gbps.push_back(static_cast<double>(distinct_bytes_) / read_seconds * 1e-9);
-      flops = 6.0 * rows * flags_.top_k * flags_.hidden * flags_.intermediate;
+  void Machine() {
+    Ceilings ceilings;
+    OnPool([&](expert::Pool& pool) { ceilings = MeasureCeilings(pool, features_, kReadBytes); });
+    std::printf("machine: %s; table %s, %d threads\n", DescribeFeatures(features_).c_str(),
+                table_->name, flags_.threads);
+    json_["machine"] = {{"features", DescribeFeatures(features_)}, {"threads", flags_.threads}};
+    for (const ReadCeiling& r : ceilings.reads) {
+      std::printf("read, %s pages, %2d thread%s  median %6.1f GB/s  best %6.1f\n", r.pages.c_str(),
+                  r.threads, r.threads == 1 ? " " : "s", r.median_gbps, r.best_gbps);
+      json_["ceilings"]["read"].push_back({{"pages", r.pages},
+                                           {"threads", r.threads},
+                                           {"median_gbps", r.median_gbps},
+                                           {"best_gbps", r.best_gbps}});
     }
-    const double us = Median(block_us);
-    std::printf("rows %4u  %9.0f us  %5.1f GB/s  read %5.1f GB/s  share %3.0f %%  %6.1f GFLOP/s\n",
-                rows, us, Median(block_gbps), Median(read_gbps),
-                100 * Median(block_gbps) / Median(read_gbps), flops / us * 1e-3);
-  }
-
- private:
-  static Pool::Options PoolOptions(const Flags& flags) {
-    Pool::Options options;
-    options.threads = flags.threads;
-    const std::vector<int> cpus = AllowedCpus();
-    if (static_cast<size_t>(flags.threads) <= cpus.size()) {
-      options.cpus.assign(cpus.begin(), cpus.begin() + flags.threads);
-      options.pin_caller = true;
+    for (const PeakCeiling& p : ceilings.peaks) {
+      std::printf("%-30s 1 thread %7.0f GOP/s  all %7.0f\n", p.probe->name, p.one_thread_gops,
+                  p.all_threads_gops);
+      json_["ceilings"]["peak"].push_back({{"instruction", p.probe->name},
+                                           {"one_thread_gops", p.one_thread_gops},
+                                           {"all_threads_gops", p.all_threads_gops}});
     }
-    return options;
+    json_["rows"] = nlohmann::json::array();
   }
 
-  // Random experts of the next layer, so that no cache holds them.
-  void MakeBatch(uint32_t rows) {
-    layer_ = (layer_ + 1) % static_cast<uint32_t>(flags_.layers);
-    const size_t top_k = static_cast<size_t>(flags_.top_k);
-    x_.assign(size_t{rows} * flags_.hidden, 0x3C00);
-    weights_.assign(rows * top_k, 0.125f);
-    out_.resize(x_.size());
-    ids_.clear();
-    std::vector<uint16_t> all(static_cast<size_t>(flags_.experts));
-    std::iota(all.begin(), all.end(), uint16_t{0});
-    std::set<uint16_t> distinct;
-    for (uint32_t r = 0; r < rows; ++r) {
-      std::shuffle(all.begin(), all.end(), rng_);
-      ids_.insert(ids_.end(), all.begin(), all.begin() + flags_.top_k);
-      distinct.insert(all.begin(), all.begin() + flags_.top_k);
+  std::vector<ExpertShape> Shapes() const {
+    if (flags_.hidden > 0 && flags_.intermediate > 0) {
+      return {{"custom", static_cast<uint32_t>(flags_.experts),
+               static_cast<uint32_t>(std::min(flags_.top_k, flags_.experts)),
+               static_cast<uint32_t>(flags_.hidden), static_cast<uint32_t>(flags_.intermediate)}};
     }
-    distinct_.assign(distinct.begin(), distinct.end());
-    distinct_bytes_ = distinct_.size() * ExpertBytes();
+    std::vector<ExpertShape> shapes;
+    for (const ExpertShape& shape : kExpertShapes) {
+      if (IsWanted(flags_.shapes, shape.name)) shapes.push_back(shape);
+    }
+    if (shapes.empty()) std::fprintf(stderr, "no such shape\n");
+    return shapes;
   }
 
-  uint64_t ExpertBytes() const { return store_->manifest().segment_bytes * store_->segments(); }
+  std::vector<uint32_t> Rows() const {
+    if (flags_.rows.empty()) return {std::begin(kRowCounts), std::end(kRowCounts)};
+    std::vector<uint32_t> rows;
+    for (const std::string& text : flags_.rows) {
+      uint32_t value = 0;
+      if (!absl::SimpleAtoi(text, &value) || value == 0 || value > 4096) {
+        std::fprintf(stderr, "--rows: %s is not a number from 1 to 4096\n", text.c_str());
+        return {};
+      }
+      rows.push_back(value);
+    }
+    return rows;
+  }
 
-  // Plain loads of other experts' bytes (the next layer's, or those not picked, would be as cold;
-  // the same ones are taken and evicted by a pass over the rest of the store).
-  double ReadExperts() {
-    Evict();
-    const auto started = std::chrono::steady_clock::now();
-    pool_->Run([&](int thread) {
-      for (uint16_t expert : distinct_) ReadShare(expert, thread);
+  // As many experts as the memory holds, then as many layers as the cycle wants.
+  void Fit(RunnerOptions& options) const {
+    const auto budget = static_cast<uint64_t>(flags_.memory_gib * (1 << 30));
+    const uint64_t expert_bytes = ExpertRunner::PackedExpertBytes(options);
+    const uint64_t fitting = std::max<uint64_t>(budget / expert_bytes, options.shape.top_k);
+    options.shape.experts =
+        static_cast<uint32_t>(std::min<uint64_t>(options.shape.experts, fitting));
+    const uint64_t layer_bytes = options.shape.experts * expert_bytes;
+    options.layers = static_cast<uint32_t>(
+        flags_.layers > 0 ? flags_.layers
+                          : std::clamp<uint64_t>((kCycledBytes + layer_bytes - 1) / layer_bytes, 1,
+                                                 std::max<uint64_t>(budget / layer_bytes, 1)));
+  }
+
+  bool RunCase(const ExpertShape& shape, const FormatCase& format,
+               const std::vector<uint32_t>& rows) {
+    RunnerOptions options;
+    options.table = table_;
+    options.format = format;
+    options.shape = shape;
+    options.max_rows = *std::max_element(rows.begin(), rows.end());
+    options.threads = flags_.threads;
+    options.huge_pages = *ParseHugePages(flags_.huge_pages);
+    Fit(options);
+    absl::StatusOr<std::unique_ptr<ExpertRunner>> runner = ExpertRunner::Create(options);
+    if (!runner.ok()) {
+      std::fprintf(stderr, "%s: %s\n", format.name, runner.status().ToString().c_str());
+      return false;
+    }
+    const PeakProbe* instruction = InstructionOf(*table_, features_, format.format, true);
+    std::printf("%s %s: %u x %u, top %u of %u experts of %.2f MB, %u layers, %s pages, %s\n",
+                shape.name, format.name, shape.hidden, shape.intermediate, shape.top_k,
+                options.shape.experts, static_cast<double>((*runner)->expert_bytes()) * 1e-6,
+                options.layers, std::string(PageKindName((*runner)->store().page_kind())).c_str(),
+                instruction == nullptr ? "scalar" : instruction->name);
+    OnPool([&](expert::Pool& pool) {
+      for (uint32_t n : rows) {
+        Report(options, instruction,
+               (*runner)->Measure(pool, n, {.samples = flags_.samples, .instruction = instruction}),
+               (*runner)->store());
+      }
     });
-    const double seconds = Seconds(started);
-    Evict();
-    return seconds;
+    return true;
   }
 
-  void ReadShare(uint16_t expert, int thread) {
-    const uint64_t bytes = ExpertBytes() / 64 / static_cast<uint64_t>(flags_.threads) * 64;
-    const char* p = static_cast<const char*>(store_->GateUp(layer_, expert, 0).data) +
-                    bytes * static_cast<uint64_t>(thread);
-    // Four streams, as many as the kernel has.
-    const uint64_t quarter = bytes / 256 * 64;
-    __m128i sum = _mm_setzero_si128();
-    for (uint64_t i = 0; i + 64 <= quarter; i += 64) {
-      for (uint64_t s = 0; s < 4; ++s) {
-        const char* line = p + s * quarter + i;
-        _mm_prefetch(line + 1024, _MM_HINT_T0);
-        for (int j = 0; j < 64; j += 16) {
-          sum = _mm_xor_si128(sum, _mm_loadu_si128(reinterpret_cast<const __m128i*>(line + j)));
-        }
-      }
-    }
-    sink_[thread % 64] = _mm_cvtsi128_si32(sum);
+  void Report(const RunnerOptions& options, const PeakProbe* instruction, const RowResult& r,
+              const expert::WeightStore& store) {
+    std::printf(
+        "  rows %4u  %9.0f us  %5.1f GB/s of %5.1f  %6.1f GOP/s of %4.0f  share %3.0f %% of %s"
+        "  (%d samples, %d taken again, others %.2f cores)\n",
+        r.rows, r.us, r.weights_gbps, r.read_gbps, r.gops, r.peak_gops, 100 * r.share_of_roof,
+        r.memory_bound ? "memory" : "compute", r.samples, r.disturbed, r.other_cores);
+    std::fflush(stdout);
+    json_["rows"].push_back({{"format", options.format.name},
+                             {"isa", table_->name},
+                             {"shape", options.shape.name},
+                             {"rows", r.rows},
+                             {"us", r.us},
+                             {"gbps", r.weights_gbps},
+                             {"gflops", r.gops},
+                             {"share_of_ceiling", r.share_of_roof},
+                             {"bound", r.memory_bound ? "memory" : "compute"},
+                             {"roof_us", r.roof_us},
+                             {"fastest_us", r.fastest_us},
+                             {"read_gbps", r.read_gbps},
+                             {"instruction", instruction == nullptr ? "" : instruction->name},
+                             {"peak_gops", r.peak_gops},
+                             {"experts", options.shape.experts},
+                             {"layers", options.layers},
+                             {"pages", PageKindName(store.page_kind())},
+                             {"samples", r.samples},
+                             {"disturbed", r.disturbed},
+                             {"other_cores", r.other_cores}});
   }
 
-  // Twice the largest cache of the machines that this runs on.
-  void Evict() {
-    if (evict_.empty()) evict_.assign(size_t{64} << 20, 1);
-    int sum = 0;
-    for (size_t i = 0; i < evict_.size(); i += 64) sum += evict_[i]++;
-    sink_[0] = sum;
-  }
-
-  double RunBatch(uint32_t rows) {
-    shm::ExpertBatch batch;
-    batch.layer = layer_;
-    batch.rows = rows;
-    batch.top_k = static_cast<uint32_t>(flags_.top_k);
-    batch.hidden = static_cast<uint32_t>(flags_.hidden);
-    batch.x = x_.data();
-    batch.ids = ids_.data();
-    batch.weights = weights_.data();
-    batch.out = out_.data();
-    const auto started = std::chrono::steady_clock::now();
-    pool_->Run([&](int thread) { engine_->Run(batch, thread, flags_.threads); });
-    return Seconds(started);
+  bool WriteJson() const {
+    if (flags_.json.empty()) return true;
+    std::ofstream out(flags_.json);
+    out << json_.dump(1) << '\n';
+    out.close();
+    if (!out) std::fprintf(stderr, "cannot write %s\n", flags_.json.c_str());
+    return static_cast<bool>(out);
   }
 
   const Flags flags_;
-  std::unique_ptr<Pool> pool_;
+  const std::vector<int> cpus_;
+  CpuFeatures features_;
   const kernels::KernelTable* table_ = nullptr;
-  std::unique_ptr<WeightStore> store_;
-  std::unique_ptr<RoutedExperts> engine_;
-  std::mt19937 rng_{1};
-  uint32_t layer_ = 0;
-  std::vector<uint16_t> x_, ids_;
-  std::vector<float> weights_, out_;
-  std::vector<uint16_t> distinct_;
-  uint64_t distinct_bytes_ = 0;
-  std::vector<char> evict_;
-  volatile int sink_[64] = {};
+  nlohmann::json json_;
 };
 
 int Main(int argc, char** argv) {
   Flags flags;
   OptionParser parser("expert_bench", "Measures the routed-expert block");
-  parser.AddChoice("isa", "Best instruction set", &flags.isa, {"ref", "avx2", "avx512", "amx"});
-  parser.AddChoice("format", "Weights", &flags.format, {"bf16", "f32"});
-  parser.Add("hidden", "Hidden size", &flags.hidden, {.min = 1, .max = 65536});
-  parser.Add("intermediate", "Intermediate size", &flags.intermediate, {.min = 1, .max = 65536});
-  parser.Add("experts", "Experts a layer", &flags.experts, {.min = 1, .max = 1024});
-  parser.Add("top-k", "Experts a row", &flags.top_k, {.min = 1, .max = 64});
-  parser.Add("layers", "Layers", &flags.layers, {.min = 1, .max = 128});
-  parser.Add("threads", "Threads", &flags.threads, {.min = 1, .max = 64});
-  parser.Add("repeats", "Measurements a row count", &flags.repeats, {.min = 1, .max = 1000});
+  parser.Add("isa", "Kernel table by name (ref, avx2, ...); none: the best", &flags.table);
+  parser.AddList("format", "Weight formats, or all", &flags.formats);
+  parser.AddList("shape", "Shapes, or all", &flags.shapes);
+  parser.AddList("rows", "Rows of a block", &flags.rows);
+  parser.Add("hidden", "Hidden size of a shape of your own", &flags.hidden,
+             {.min = 0, .max = 65536});
+  parser.Add("intermediate", "Its intermediate size", &flags.intermediate,
+             {.min = 0, .max = 65536});
+  parser.Add("experts", "Its experts a layer", &flags.experts, {.min = 1, .max = 1024});
+  parser.Add("top-k", "Its experts a row", &flags.top_k, {.min = 1, .max = 64});
+  parser.Add("layers", "Layers; 0: enough that none stays in a cache", &flags.layers,
+             {.min = 0, .max = 128});
+  parser.Add("threads", "Threads", &flags.threads, {.min = 1, .max = 512});
+  parser.Add("samples", "Samples a row count; 0: by time", &flags.samples, {.min = 0, .max = 1000});
+  parser.Add("memory-gib", "Memory for weights", &flags.memory_gib);
+  parser.AddChoice("huge-pages", "Pages of the weights", &flags.huge_pages,
+                   {"auto", "require", "off"});
+  parser.Add("json", "File for ceilings and results", &flags.json);
   if (const auto code = parser.Parse(argc, argv)) return *code;
-  Bench bench(flags);
-  for (uint32_t rows : {1u, 2u, 4u, 8u, 16u, 32u, 64u, 128u, 512u}) bench.Run(rows);
-  return 0;
+  return ExpertBench(flags).Run();
 }
 
 }  // namespace
-}  // namespace tandem::expert
+}  // namespace tandem::bench
 
-int main(int argc, char** argv) { return tandem::expert::Main(argc, argv); }
+int main(int argc, char** argv) { return tandem::bench::Main(argc, argv); }

@@ -1,53 +1,13 @@
 #include "expert_worker/worker_metrics.h"
 
 #include <string>
-#include <string_view>
-#include <utility>
 
+#include "common/base/metrics.h"
 #include "common/hw/cpu_features.h"
 
 namespace tandem::expert {
-namespace {
-
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-
-class FamilyList {
- public:
-  explicit FamilyList(std::vector<MetricFamily>* families) : families_(families) {}
-
-  void Gauge(std::string_view name, std::string_view help, double value,
-             std::vector<ClientMetric::Label> labels = {}) {
-    ClientMetric metric;
-    metric.gauge.value = value;
-    Add(name, help, MetricType::Gauge, std::move(metric), std::move(labels));
-  }
-  void Counter(std::string_view name, std::string_view help, double value) {
-    ClientMetric metric;
-    metric.counter.value = value;
-    Add(name, help, MetricType::Counter, std::move(metric), {});
-  }
-
- private:
-  void Add(std::string_view name, std::string_view help, MetricType type, ClientMetric metric,
-           std::vector<ClientMetric::Label> labels) {
-    metric.label = std::move(labels);
-    MetricFamily family;
-    family.name = std::string(name);
-    family.help = std::string(help);
-    family.type = type;
-    family.metric.push_back(std::move(metric));
-    families_->push_back(std::move(family));
-  }
-
-  std::vector<MetricFamily>* families_;
-};
-
-}  // namespace
-
-std::vector<MetricFamily> WorkerRegistry::Collect() const {
-  std::vector<MetricFamily> families = prometheus::Registry::Collect();
+std::vector<prometheus::MetricFamily> WorkerRegistry::Collect() const {
+  std::vector<prometheus::MetricFamily> families = prometheus::Registry::Collect();
   const ExpertWorker::Info info = worker_->info();
   const ExpertWorker::Options& options = worker_->options();
   FamilyList list(&families);

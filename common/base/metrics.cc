@@ -28,22 +28,6 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
 
-prometheus::MetricFamily Family(std::string name, std::string help, prometheus::MetricType type,
-                                double value) {
-  prometheus::MetricFamily family;
-  family.name = std::move(name);
-  family.help = std::move(help);
-  family.type = type;
-  prometheus::ClientMetric metric;
-  if (type == prometheus::MetricType::Counter) {
-    metric.counter.value = value;
-  } else {
-    metric.gauge.value = value;
-  }
-  family.metric.push_back(std::move(metric));
-  return family;
-}
-
 double ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
   double total_pages = 0;
@@ -71,18 +55,13 @@ double OpenFiles() {
   return count;
 }
 
-void AppendProcessMetrics(std::vector<prometheus::MetricFamily>& families) {
-  using prometheus::MetricType;
-  families.push_back(Family("process_resident_memory_bytes", "Resident memory of this process",
-                            MetricType::Gauge, ResidentBytes()));
-  families.push_back(Family("process_cpu_seconds_total", "User and system CPU time spent",
-                            MetricType::Counter, CpuSeconds()));
-  families.push_back(
-      Family("process_open_fds", "Open file descriptors", MetricType::Gauge, OpenFiles()));
-  prometheus::MetricFamily build =
-      Family("tandem_build_info", "Version of this build; always 1", MetricType::Gauge, 1);
-  build.metric[0].label.push_back({"version", TANDEM_VERSION});
-  families.push_back(std::move(build));
+void AppendProcessMetrics(std::vector<prometheus::MetricFamily>* families) {
+  FamilyList list(families);
+  list.Gauge("process_resident_memory_bytes", "Resident memory of this process", ResidentBytes());
+  list.Counter("process_cpu_seconds_total", "User and system CPU time spent", CpuSeconds());
+  list.Gauge("process_open_fds", "Open file descriptors", OpenFiles());
+  list.Gauge("tandem_build_info", "Version of this build; always 1", 1,
+             {{"version", TANDEM_VERSION}});
 }
 
 http::response<http::string_body> Respond(const http::request<http::empty_body>& request,
@@ -137,6 +116,26 @@ asio::awaitable<void> Accept(tcp::acceptor& acceptor,
 
 }  // namespace
 
+void FamilyList::Gauge(std::string_view name, std::string_view help, double value,
+                       std::vector<prometheus::ClientMetric::Label> labels) {
+  prometheus::ClientMetric& metric = Add(name, help, prometheus::MetricType::Gauge);
+  metric.gauge.value = value;
+  metric.label = std::move(labels);
+}
+
+void FamilyList::Counter(std::string_view name, std::string_view help, double value) {
+  Add(name, help, prometheus::MetricType::Counter).counter.value = value;
+}
+
+prometheus::ClientMetric& FamilyList::Add(std::string_view name, std::string_view help,
+                                          prometheus::MetricType type) {
+  prometheus::MetricFamily& family = families_->emplace_back();
+  family.name = std::string(name);
+  family.help = std::string(help);
+  family.type = type;
+  return family.metric.emplace_back();
+}
+
 struct MetricsServer::Impl {
   asio::io_context context{1};
   tcp::acceptor acceptor{context};
@@ -174,7 +173,7 @@ int MetricsServer::port() const { return impl_->port; }
 
 std::string RenderMetrics(prometheus::Registry& registry) {
   std::vector<prometheus::MetricFamily> families = registry.Collect();
-  AppendProcessMetrics(families);
+  AppendProcessMetrics(&families);
   return prometheus::TextSerializer().Serialize(families);
 }
 

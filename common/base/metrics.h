@@ -1,7 +1,8 @@
 #pragma once
 
 // Metrics of a process: families are declared by their owner on a prometheus::Registry, and
-// MetricsServer serves GET /metrics on a port of its own. Names:
+// MetricsServer serves GET /metrics on a port of its own. FamilyList
+// is for registries that read their owner at each scrape instead. Names:
 // tandem_<service>_<noun>_<unit>[_total], base units, bounded labels. Thread-safe.
 
 #include <prometheus/registry.h>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -29,6 +31,23 @@ class MetricsServer {
   explicit MetricsServer(std::unique_ptr<Impl> impl);
 
   std::unique_ptr<Impl> impl_;
+};
+
+// Appends families of one metric each to a list, as Registry::Collect overrides do. Not
+// thread-safe; the list must outlive it.
+class FamilyList {
+ public:
+  explicit FamilyList(std::vector<prometheus::MetricFamily>* families) : families_(families) {}
+
+  void Gauge(std::string_view name, std::string_view help, double value,
+             std::vector<prometheus::ClientMetric::Label> labels = {});
+  void Counter(std::string_view name, std::string_view help, double value);
+
+ private:
+  prometheus::ClientMetric& Add(std::string_view name, std::string_view help,
+                                prometheus::MetricType type);
+
+  std::vector<prometheus::MetricFamily>* const families_;
 };
 
 // The text exposition of `registry`, with the process's own metrics (resident memory, CPU seconds,

@@ -50,5 +50,20 @@ TEST(MetricsServer, NamesAPortThatIsTaken) {
   EXPECT_NE(second.status().message().find(std::to_string((*first)->port())), std::string::npos);
 }
 
+TEST(FamilyList, AppendsFamiliesOfOneMetric) {
+  std::vector<prometheus::MetricFamily> families(1);
+  FamilyList list(&families);
+  list.Gauge("tandem_test_kept_bytes", "Kept", 2.5, {{"pages", "plain"}});
+  list.Counter("tandem_test_events_total", "Events", 7);
+  ASSERT_EQ(families.size(), 3u);
+  EXPECT_EQ(families[1].name, "tandem_test_kept_bytes");
+  EXPECT_EQ(families[1].type, prometheus::MetricType::Gauge);
+  EXPECT_EQ(families[1].metric.at(0).gauge.value, 2.5);
+  EXPECT_EQ(families[1].metric.at(0).label.at(0).value, "plain");
+  EXPECT_EQ(families[2].help, "Events");
+  EXPECT_EQ(families[2].type, prometheus::MetricType::Counter);
+  EXPECT_EQ(families[2].metric.at(0).counter.value, 7);
+}
+
 }  // namespace
 }  // namespace tandem

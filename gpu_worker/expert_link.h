@@ -37,6 +37,10 @@ enum class LinkError : uint32_t {
   kAborted,   // the expert worker or the owner of this link gave the link up
 };
 
+// What a step ends with that met `error`; OK for kNone. UNAVAILABLE when the expert worker is gone
+// or hung, INTERNAL when a submission or reply was refused.
+absl::Status LinkStatus(LinkError error);
+
 // One layer of one lane, handed over. Arrays are dense, row-major, [*rows, ...].
 struct Submission {
   uint32_t lane = 0;
@@ -80,8 +84,7 @@ class ExpertLink {
   virtual void Submit(const Submission& submission, int thread, int threads) = 0;
   virtual void Wait(const Collection& collection, int thread, int threads) = 0;
 
-  // Called by one thread after the last op of the step (error or not). UNAVAILABLE when the expert
-  // worker is gone or hung, INTERNAL when a submission or reply was refused.
+  // Called by one thread after the last op of the step (error or not). Errors: those of LinkStatus.
   virtual absl::Status EndStep() = 0;
 
   // The step's first error so far. Any thread.

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "gpu_worker/backend_cpu/linear.h"
@@ -25,26 +24,6 @@ const kernels::KernelTable& CheckedTable(const CpuBackendOptions& options) {
   TANDEM_CHECK(options.threads >= 1);
   TANDEM_CHECK(options.kernels != nullptr);
   return *options.kernels;
-}
-
-absl::Status LinkStatus(LinkError error) {
-  switch (error) {
-    case LinkError::kNone:
-      return absl::OkStatus();
-    case LinkError::kPeerDied:
-      return absl::UnavailableError("the expert worker died");
-    case LinkError::kTimeout:
-      return absl::UnavailableError("the expert worker makes no progress");
-    case LinkError::kAborted:
-      return absl::UnavailableError("the expert link was given up");
-    case LinkError::kBadSubmission:
-      return absl::InternalError("a submission to the expert link is out of bounds");
-    case LinkError::kRefused:
-      return absl::InternalError("the expert worker refused a submission");
-    case LinkError::kBadReply:
-      return absl::InternalError("the expert worker's reply does not match its submission");
-  }
-  return absl::InternalError(absl::StrCat("expert link error ", static_cast<uint32_t>(error)));
 }
 
 }  // namespace

@@ -27,25 +27,12 @@ void LinkErrors::ClearStep() {
 }
 
 absl::Status LinkErrors::ToStatus() const {
-  switch (error()) {
-    case LinkError::kNone:
-      return absl::OkStatus();
-    case LinkError::kBadSubmission:
-      return absl::InternalError("expert link: row count of a submission is out of bounds");
-    case LinkError::kRefused:
-      return absl::InternalError(
-          absl::StrCat("expert link: the expert worker refused a submission: ",
-                       shm::RefuseText(refused_.load(std::memory_order_relaxed))));
-    case LinkError::kBadReply:
-      return absl::InternalError("expert link: an answer does not match its submission");
-    case LinkError::kPeerDied:
-      return absl::UnavailableError("expert link: the expert worker died");
-    case LinkError::kTimeout:
-      return absl::UnavailableError("expert link: the expert worker makes no progress");
-    case LinkError::kAborted:
-      return absl::UnavailableError("expert link: the expert worker ended the link");
-  }
-  return absl::InternalError("expert link: unknown error");
+  const LinkError error = this->error();
+  const absl::Status status = LinkStatus(error);
+  if (error != LinkError::kRefused) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), ": ",
+                                   shm::RefuseText(refused_.load(std::memory_order_relaxed))));
 }
 
 uint32_t BoundRows(const int32_t* rows, int32_t max_rows, LinkErrors* errors) {

@@ -10,6 +10,7 @@
 // grows. So a query's result depends on its own position, window and keys only: not on the tile,
 // the chunk, the threads or the block table.
 
+#include <algorithm>
 #include <cstdint>
 
 #include "gpu_worker/backend.h"
@@ -82,6 +83,34 @@ void ForEachItem(OpContext& context, int items, Fn&& fn) {
       if (item >= items) return;
       fn(thread, item);
     }
+  });
+}
+
+// Attention of `rows` rows by `kv_heads` groups of `group` query heads. layout(kv_head) is the
+// KeyLayout of a group, query(row, head) the TileQuery of a row's head.
+template <typename LayoutFn, typename QueryFn>
+void AttendRows(OpContext& context, const RowPlace& place, int rows, int kv_heads, int group,
+                LayoutFn&& layout, QueryFn&& query) {
+  const TileShape shape = ChooseTileShape(context.pool.threads(), rows, kv_heads, group);
+  const int tiles = MakeRowTiles(context, place, rows, shape.rows);
+  const int parts = (group + shape.heads - 1) / shape.heads;
+  ForEachItem(context, tiles * kv_heads * parts, [&](int thread, int item) {
+    const int part = item % parts;
+    const int kv_head = item / parts % kv_heads;
+    const RowTile tile_rows = context.row_tiles[static_cast<size_t>(item / parts / kv_heads)];
+    const int head_begin = kv_head * group + part * shape.heads;
+    const int head_end = std::min(head_begin + shape.heads, (kv_head + 1) * group);
+    Tile tile;
+    for (int row = tile_rows.begin; row < tile_rows.begin + tile_rows.count; ++row) {
+      for (int head = head_begin; head < head_end; ++head) {
+        tile.queries[tile.count++] = query(row, head);
+      }
+    }
+    tile.blocks =
+        place.block_table + int64_t{place.sequence[tile_rows.begin]} * place.blocks_per_sequence;
+    tile.block_tokens = place.block_tokens;
+    AttendTile(context, layout(kv_head), tile,
+               context.scratch[static_cast<size_t>(thread)].scores.data());
   });
 }
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "common/base/check.h"
 #include "gpu_worker/backend_cpu/attention_core.h"
 #include "gpu_worker/backend_cpu/ops.h"
@@ -35,25 +33,10 @@ void LatentAttention(OpContext& context, const LatentAttentionArgs& args) {
   const int rows = RowCount(args.rows);
   if (rows == 0) return;
   TANDEM_DCHECK(rows <= context.limits.max_rows);
-  const TileShape shape = ChooseTileShape(context.pool.threads(), rows, 1, args.heads);
-  const int tiles = MakeRowTiles(context, args.place, rows, shape.rows);
-  const int parts = (args.heads + shape.heads - 1) / shape.heads;
   const KeyLayout layout = MakeLayout(args);
-  ForEachItem(context, tiles * parts, [&](int thread, int item) {
-    const RowTile rows_of_tile = context.row_tiles[static_cast<size_t>(item / parts)];
-    Tile tile;
-    const int head_begin = item % parts * shape.heads;
-    const int head_end = std::min(head_begin + shape.heads, args.heads);
-    for (int row = rows_of_tile.begin; row < rows_of_tile.begin + rows_of_tile.count; ++row) {
-      for (int head = head_begin; head < head_end; ++head) {
-        tile.queries[tile.count++] = MakeQuery(args, row, head);
-      }
-    }
-    tile.blocks = args.place.block_table +
-                  int64_t{args.place.sequence[rows_of_tile.begin]} * args.place.blocks_per_sequence;
-    tile.block_tokens = args.place.block_tokens;
-    AttendTile(context, layout, tile, context.scratch[static_cast<size_t>(thread)].scores.data());
-  });
+  AttendRows(
+      context, args.place, rows, 1, args.heads, [&](int) { return layout; },
+      [&](int row, int head) { return MakeQuery(args, row, head); });
 }
 
 }  // namespace tandem::gpu::cpu

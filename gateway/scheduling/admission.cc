@@ -54,7 +54,7 @@ absl::Status CheckFits(const CapacityLimits& limits, uint64_t prompt_tokens, uin
                      ") exceed the context of ", limits.max_context_tokens, " tokens"));
   }
   if (tokens > CacheTokens(limits)) {
-    return absl::ResourceExhaustedError(
+    return absl::InvalidArgumentError(
         absl::StrCat("prompt (", prompt_tokens, " tokens) and max_tokens (", max_tokens,
                      ") can never fit the KV cache of ", CacheTokens(limits), " tokens"));
   }

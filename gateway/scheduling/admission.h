@@ -45,8 +45,8 @@ struct CapacityLimits {
 // Tokens that one sequence can have: the context, or the KV cache where that is smaller.
 uint32_t UsableContext(const CapacityLimits& limits);
 
-// INVALID_ARGUMENT if prompt and max_tokens exceed the context, RESOURCE_EXHAUSTED if they exceed
-// the whole KV cache.
+// INVALID_ARGUMENT, with the numbers, if prompt and max_tokens exceed the context or the whole KV
+// cache: waiting would not help, so it is no overload.
 absl::Status CheckFits(const CapacityLimits& limits, uint64_t prompt_tokens, uint64_t max_tokens);
 
 }  // namespace tandem::gateway

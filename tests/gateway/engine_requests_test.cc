@@ -224,7 +224,8 @@ TEST_F(EngineTest, RefusesWhatCannotBeServed) {
   EXPECT_EQ(code(Request({}, 5)), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Request({1000}, 5)), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Request(Tokens(5), 5000)), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(Request(Tokens(5), 300)), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(code(Request(Tokens(5), 300)), absl::StatusCode::kInvalidArgument)
+      << "fits the context, never the KV cache";
   GenerationRequest request = Request(Tokens(5), 5);
   request.stopping.stop_strings = {"x"};
   EXPECT_EQ(code(request), absl::StatusCode::kInvalidArgument) << "there is no tokenizer";
@@ -234,7 +235,7 @@ TEST_F(EngineTest, RefusesWhatCannotBeServed) {
   request = Request(Tokens(5), 5);
   request.top_logprobs = 21;
   EXPECT_EQ(code(request), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Metric("tandem_gateway_rejected_requests_total", "invalid"), 6);
+  EXPECT_EQ(Metric("tandem_gateway_rejected_requests_total", "invalid"), 7);
   EXPECT_EQ(Metric("tandem_gateway_requests_total"), 0);
   const auto good = Submit(Request(Tokens(5), 5));
   EXPECT_TRUE(good->WaitFinished());

@@ -37,7 +37,8 @@ TEST(CheckFits, NamesTheLimitThatIsExceeded) {
                                  .groups = {{.block_tokens = 4, .block_count = 16}}};
   EXPECT_TRUE(CheckFits(limits, 60, 5).ok());
   const absl::Status cache = CheckFits(limits, 60, 6);
-  EXPECT_EQ(cache.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cache.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(cache.message().find("prompt (60 tokens) and max_tokens (6)"), absl::string_view::npos);
   EXPECT_NE(cache.message().find("KV cache of 65"), absl::string_view::npos);
   const absl::Status context = CheckFits(limits, 60, 41);
   EXPECT_EQ(context.code(), absl::StatusCode::kInvalidArgument);

@@ -1,5 +1,7 @@
 #include "deploy/cli/launch_plan.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -107,6 +109,18 @@ ProcessSpec Gateway(const LaunchInputs& in, const LaunchPlan& plan) {
 }
 
 }  // namespace
+
+ProcessSpec WithPorts(ProcessSpec gateway, const BoundPorts& ports) {
+  const std::pair<const char*, int> flags[] = {{"--http-port=", ports.http},
+                                               {"--grpc-port=", ports.grpc},
+                                               {"--metrics-port=", ports.metrics}};
+  for (const auto& [flag, port] : flags) {
+    for (std::string& argument : gateway.argv) {
+      if (argument == absl::StrCat(flag, 0)) argument = absl::StrCat(flag, port);
+    }
+  }
+  return gateway;
+}
 
 const std::vector<int>& WorkerCpus(const Topology& topology, int index) {
   return topology.nodes[index % topology.nodes.size()].cpus;

@@ -30,6 +30,16 @@ struct LaunchPlan {
   std::string ports_file;  // the gateway writes the ports it bound there
 };
 
+struct BoundPorts {
+  int http = 0;
+  int grpc = 0;
+  int metrics = 0;
+};
+
+// The gateway's command with the ports that an earlier one had picked in place of 0, so that
+// clients of a restarted gateway find it where it was.
+ProcessSpec WithPorts(ProcessSpec gateway, const BoundPorts& ports);
+
 // How many expert workers the options mean on this machine.
 int ExpertWorkerCount(const ServeOptions& options, const Topology& topology);
 

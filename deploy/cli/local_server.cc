@@ -158,6 +158,12 @@ int LocalServer::Run(const std::function<void(const BoundPorts&)>& on_ready) {
   }
   add(plan_.gpu_worker, probe(Kind::kGpuWorker, plan_.gpu_address));
   add(plan_.gateway, nullptr);
+  children.back().respec = [gateway = children.back().spec,
+                            file = plan_.ports_file](int exit_code) {
+    // Picked ports may have been taken meanwhile; then new ones are better than none.
+    const auto ports = exit_code == kExitAddressInUse ? std::nullopt : ReadPorts(file);
+    return ports ? WithPorts(gateway, *ports) : gateway;
+  };
   supervisor_ = std::make_unique<Supervisor>(SupervisorOptions{}, std::move(children));
   const absl::Status started = supervisor_->Start();
   if (!started.ok()) {

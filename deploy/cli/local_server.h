@@ -17,12 +17,6 @@
 
 namespace tandem {
 
-struct BoundPorts {
-  int http = 0;
-  int grpc = 0;
-  int metrics = 0;
-};
-
 class LocalServer {
  public:
   struct Settings {

@@ -38,6 +38,7 @@ struct Supervisor::State {
   int64_t started_ms = 0;
   int64_t start_at_ms = 0;  // when pid < 0: next start
   int64_t backoff_ms = 0;
+  int last_exit_code = -1;
   int64_t stopped_since_ms = -1;
   int64_t failing_since_ms = -1;
   int64_t next_probe_ms = 0;
@@ -111,6 +112,7 @@ void Supervisor::OnExit(State& state, int wait_status) {
     fatal_exit_ = code;
     return;
   }
+  state.last_exit_code = code;
   const int64_t now = NowMs();
   if (now - state.started_ms >= options_.healthy_ms) state.backoff_ms = options_.first_backoff_ms;
   state.start_at_ms = now + state.backoff_ms;
@@ -125,7 +127,8 @@ void Supervisor::StartDue() {
   const int64_t now = NowMs();
   for (State& state : states_) {
     if (state.pid > 0 || now < state.start_at_ms || fatal_exit_ >= 0) continue;
-    auto pid = StartProcess(state.child.spec);
+    const Child& child = state.child;
+    auto pid = StartProcess(child.respec ? child.respec(state.last_exit_code) : child.spec);
     if (!pid.ok()) {
       LogError("start_failed",
                {{"name", state.child.spec.name}, {"error", std::string(pid.status().message())}});

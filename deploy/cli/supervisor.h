@@ -45,6 +45,8 @@ class Supervisor {
     // True when the process answers; called outside of any lock with a short time of its own. Null:
     // only death counts.
     std::function<bool()> probe;
+    // What is started in place of one that ended with an exit code (-1: by a signal). Null: `spec`.
+    std::function<ProcessSpec(int exit_code)> respec = nullptr;
   };
 
   // `children` start in the given order and end in the reverse one.

@@ -47,6 +47,21 @@ TEST(LaunchPlan, MoreWorkersThanNodesShareCpus) {
   EXPECT_THAT(plan->expert_workers[2].argv, Contains("--shares=3,1,0"));
 }
 
+TEST(LaunchPlan, ARestartedGatewayKeepsThePortsThatWerePicked) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.http_port = 0;
+  inputs.options.grpc_port = 50'051;
+  inputs.options.metrics_port = 0;
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok());
+  const ProcessSpec again =
+      WithPorts(plan->gateway, {.http = 40'001, .grpc = 7, .metrics = 40'003});
+  EXPECT_EQ(again.argv.size(), plan->gateway.argv.size());
+  EXPECT_THAT(again.argv, Contains("--http-port=40001"));
+  EXPECT_THAT(again.argv, Contains("--grpc-port=50051"));
+  EXPECT_THAT(again.argv, Contains("--metrics-port=40003"));
+}
+
 TEST(LaunchPlan, InProcessLinkNeedsNoExpertWorkers) {
   LaunchInputs inputs = Inputs();
   inputs.options.link = "inprocess";

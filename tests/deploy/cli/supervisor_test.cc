@@ -64,6 +64,26 @@ TEST_F(SupervisorTest, RestartsAProcessThatIsKilled) {
   for (const pid_t pid : Pids("a")) EXPECT_NE(kill(pid, 0), 0);
 }
 
+TEST_F(SupervisorTest, RestartsWithWhatTheExitCallsFor) {
+  Supervisor::Child child = Shell("a", "exec sleep 60");
+  std::vector<int> codes;  // of the thread that runs the supervisor
+  child.respec = [&](int exit_code) {
+    codes.push_back(exit_code);
+    return Shell("a", codes.size() == 1 ? "exit 3" : "exec sleep 60").spec;
+  };
+  Supervisor supervisor(options_, {child});
+  ASSERT_TRUE(supervisor.Start().ok());
+  std::thread other([&] {
+    EXPECT_TRUE(WaitForStarts("a", 1));
+    kill(Pids("a")[0], SIGKILL);
+    EXPECT_TRUE(WaitForStarts("a", 3));
+    supervisor.Stop();
+  });
+  EXPECT_EQ(supervisor.Run(), kExitOk);
+  other.join();
+  EXPECT_EQ(codes, (std::vector<int>{-1, kExitAddressInUse}));
+}
+
 TEST_F(SupervisorTest, KillsAndRestartsAProcessThatIsStopped) {
   Supervisor supervisor(options_, {Shell("a", "exec sleep 60")});
   ASSERT_TRUE(supervisor.Start().ok());

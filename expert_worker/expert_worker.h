@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/hw/numa_placement.h"
 #include "common/hw/pages.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/handover.h"
@@ -41,6 +42,8 @@ class ExpertWorker {
     const kernels::KernelTable* kernels = nullptr;
     int threads = 1;
     std::vector<int> cpus;  // one a thread, or empty: not pinned
+    int numa_node = -1;     // where the weights should lie; -1: where they are first written
+    const NumaPolicy* numa_policy = nullptr;  // needed with numa_node
     shm::Placement placement = shm::Placement::kAuto;
   };
 
@@ -64,6 +67,7 @@ class ExpertWorker {
     uint64_t workspace_bytes = 0;
     uint64_t model_hash = 0;
     PageKind page_kind = PageKind::kPlain;
+    PlacementSample weights_placement;  // of the weights; no pages where it could not be seen
     int pinned_threads = 0;
     LinkLoop::State link;
   };
@@ -110,6 +114,8 @@ class ExpertWorker {
   absl::StatusOr<std::unique_ptr<WeightStore>> OpenKeptStore(const StoreSpec& spec,
                                                              const ExpertTensors& tensors);
   absl::Status CheckKeptPages(uint64_t bytes) const;
+  void PreferNodeOf(int fd, uint64_t bytes) const;
+  void CheckPlacement();
   absl::Status StartEngine();
   Info InfoLocked() const;
 
@@ -128,6 +134,7 @@ class ExpertWorker {
   bool stopped_ = false;
   // Written by the loader before phase_ becomes kReady, constant afterwards.
   shm::UniqueFd own_fd_;
+  PlacementSample weights_placement_;
   std::unique_ptr<WeightStore> store_;
   std::unique_ptr<RoutedExperts> experts_;
   std::unique_ptr<LinkLoop> loop_;

@@ -17,6 +17,7 @@
 #include "common/base/signals.h"
 #include "common/base/status.h"
 #include "common/hw/cpu_features.h"
+#include "common/hw/numa_placement.h"
 #include "common/hw/topology.h"
 #include "common/rpc/rpc_server.h"
 #include "expert_worker/expert_worker.h"
@@ -80,16 +81,8 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
   return std::nullopt;
 }
 
-int NodeOf(int cpu) {
-  for (const NumaNode& node : DetectTopology({}).nodes) {
-    for (int candidate : node.cpus) {
-      if (candidate == cpu) return node.id;
-    }
-  }
-  return -1;
-}
-
-absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags) {
+absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags,
+                                                  const NumaPolicy* numa_policy) {
   ExpertWorker::Options options;
   options.link_socket = flags.link_socket;
   options.model_dir = flags.model;
@@ -101,13 +94,16 @@ absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags) {
   ASSIGN_OR_RETURN(ProcessCpus placed, PlaceProcess(flags.cpus, flags.threads));
   options.threads = placed.threads;
   options.cpus = std::move(placed.cpus);
+  options.numa_node = CommonNode(DetectTopology({}), options.cpus);
+  options.numa_policy = numa_policy;
   options.placement = flags.placement == "apart"        ? shm::Placement::kApart
                       : flags.placement == "co-located" ? shm::Placement::kColocated
                                                         : shm::Placement::kAuto;
   LogInfo("kernels", {{"table", options.kernels->name},
                       {"features", DescribeFeatures(features)},
                       {"threads", LogValue(options.threads)},
-                      {"cpus", FormatCpuList(options.cpus)}});
+                      {"cpus", FormatCpuList(options.cpus)},
+                      {"numa_node", LogValue(options.numa_node)}});
   return options;
 }
 
@@ -125,9 +121,10 @@ void ServeUntilSignal(const sigset_t& signals, const ExpertWorker& worker, RpcSe
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   ASSIGN_OR_RETURN(const std::vector<uint32_t> shares,
                    ParseShares(flags.shares, flags.shares.size(), "--shares"));
-  ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags));
+  const KernelNumaPolicy numa_policy;
+  ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags, &numa_policy));
   ExpertWorker worker(options);
-  ExpertWorkerService service(&worker, options.cpus.empty() ? -1 : NodeOf(options.cpus[0]));
+  ExpertWorkerService service(&worker);
   std::unique_ptr<MetricsServer> metrics;
   if (flags.metrics_port >= 0) {
     ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,

@@ -102,7 +102,7 @@ grpc::Status ExpertWorkerService::GetInfo(grpc::ServerContext*,
   response->set_ready(info.phase == ExpertWorker::Phase::kReady && !info.draining);
   response->set_attached(info.link.attached);
   response->set_epoch(info.link.epoch);
-  response->set_numa_node(numa_node_);
+  response->set_numa_node(options.numa_node);
   return grpc::Status::OK;
 }
 

@@ -13,8 +13,7 @@ namespace tandem::expert {
 
 class ExpertWorkerService final : public worker::v1::ExpertWorkerService::Service {
  public:
-  ExpertWorkerService(ExpertWorker* worker, int numa_node)
-      : worker_(worker), numa_node_(numa_node) {}
+  explicit ExpertWorkerService(ExpertWorker* worker) : worker_(worker) {}
 
   grpc::Status Load(grpc::ServerContext* context, const worker::v1::LoadExpertsRequest* request,
                     grpc::ServerWriter<worker::v1::LoadExpertsResponse>* writer) override;
@@ -28,7 +27,6 @@ class ExpertWorkerService final : public worker::v1::ExpertWorkerService::Servic
 
  private:
   ExpertWorker* const worker_;
-  const int numa_node_;
 };
 
 }  // namespace tandem::expert

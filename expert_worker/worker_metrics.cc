@@ -24,6 +24,13 @@ std::vector<prometheus::MetricFamily> WorkerRegistry::Collect() const {
   list.Gauge("tandem_expert_worker_weights_bytes", "Bytes of packed experts, by kind of pages",
              static_cast<double>(info.weights_bytes),
              {{"pages", std::string(PageKindName(info.page_kind))}});
+  list.Gauge(
+      "tandem_expert_worker_weights_sampled_pages",
+      "Pages of packed experts whose NUMA node was looked up after loading; 0: none could be",
+      static_cast<double>(info.weights_placement.pages));
+  list.Gauge("tandem_expert_worker_weights_misplaced_pages",
+             "Of the sampled pages those that lie on another NUMA node than this worker's",
+             static_cast<double>(info.weights_placement.misplaced));
   list.Gauge("tandem_expert_worker_workspace_bytes",
              "Bytes of activations set aside for the link's largest batch",
              static_cast<double>(info.workspace_bytes));

@@ -113,6 +113,16 @@ Topology DetectTopology(const NumaOption& option) {
   return topology;
 }
 
+int CommonNode(const Topology& topology, const std::vector<int>& cpus) {
+  for (const NumaNode& node : topology.nodes) {
+    const auto here = [&](int cpu) {
+      return std::find(node.cpus.begin(), node.cpus.end(), cpu) != node.cpus.end();
+    };
+    if (!cpus.empty() && std::all_of(cpus.begin(), cpus.end(), here)) return node.id;
+  }
+  return -1;
+}
+
 std::string FormatCpuList(const std::vector<int>& cpus) {
   std::string text;
   for (size_t i = 0; i < cpus.size();) {

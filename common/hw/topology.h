@@ -39,6 +39,9 @@ std::vector<int> AllowedCpus();
 
 Topology DetectTopology(const NumaOption& option);
 
+// The id of the node that all of `cpus` belong to; -1 if there is none.
+int CommonNode(const Topology& topology, const std::vector<int>& cpus);
+
 // "0-3,8" <-> {0, 1, 2, 3, 8}. Errors: INVALID_ARGUMENT.
 std::string FormatCpuList(const std::vector<int>& cpus);
 absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text);

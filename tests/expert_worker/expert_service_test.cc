@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "expert_worker/kernels/tables.h"
 #include "expert_worker/service.h"
 #include "expert_worker/worker_metrics.h"
+#include "tests/fakes/fake_numa_policy.h"
 #include "tests/testing/shared_data.h"
 #include "tests/testing/temp_dir.h"
 
@@ -28,8 +30,10 @@ class ExpertServiceTest : public ::testing::Test {
     options.link_socket = dir_.path().string() + "/expert.link";
     options.kernels = &kernels::kRefTable;
     options.threads = 2;
+    options.numa_node = 1;
+    options.numa_policy = &policy_;
     worker_ = std::make_unique<ExpertWorker>(options);
-    service_ = std::make_unique<ExpertWorkerService>(worker_.get(), 0);
+    service_ = std::make_unique<ExpertWorkerService>(worker_.get());
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
@@ -77,8 +81,17 @@ class ExpertServiceTest : public ::testing::Test {
     return response;
   }
 
+  double Metric(const std::string& name) {
+    for (const auto& family : WorkerRegistry(worker_.get()).Collect()) {
+      if (family.name == name) return family.metric.at(0).gauge.value;
+    }
+    ADD_FAILURE() << "no " << name;
+    return -1;
+  }
+
   tandem::testing::TempDir dir_;
   std::string model_;
+  tandem::testing::FakeNumaPolicy policy_;
   std::unique_ptr<ExpertWorker> worker_;
   std::unique_ptr<ExpertWorkerService> service_;
   std::unique_ptr<grpc::Server> server_;
@@ -100,6 +113,26 @@ TEST_F(ExpertServiceTest, LoadsItsShareOnceAndRefusesAnother) {
   EXPECT_EQ(info.isa(), "ref");
   EXPECT_TRUE(Load(LoadRequest(), &last).ok());
   EXPECT_EQ(Load(LoadRequest(1), &last).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(ExpertServiceTest, AsksForItsNodeAndTellsHowManyPagesAreElsewhere) {
+  v1::LoadExpertsResponse last;
+  ASSERT_TRUE(Load(LoadRequest(), &last).ok());
+  EXPECT_EQ(policy_.preferred_node, 1);
+  EXPECT_GE(policy_.preferred_bytes, last.total_bytes());
+  const PlacementSample sample = worker_->info().weights_placement;
+  EXPECT_EQ(sample.pages, 1024u);
+  EXPECT_EQ(sample.misplaced, 512u);
+  EXPECT_EQ(Metric("tandem_expert_worker_weights_sampled_pages"), 1024);
+  EXPECT_EQ(Metric("tandem_expert_worker_weights_misplaced_pages"), 512);
+}
+
+TEST_F(ExpertServiceTest, LoadsWithoutPermissionToPlacePages) {
+  policy_.error = EPERM;
+  v1::LoadExpertsResponse last;
+  ASSERT_TRUE(Load(LoadRequest(), &last).ok());
+  EXPECT_TRUE(Info().ready());
+  EXPECT_EQ(worker_->info().weights_placement.pages, 0u);
 }
 
 TEST_F(ExpertServiceTest, FailedLoadNamesTheReasonAndMayBeTriedAgain) {
@@ -159,19 +192,11 @@ TEST_F(ExpertServiceTest, AttachGivesATicketUntilDrained) {
 }
 
 TEST_F(ExpertServiceTest, MetricsShowLoadAndLink) {
-  WorkerRegistry registry(worker_.get());
-  const auto value = [&](const std::string& name) {
-    for (const auto& family : registry.Collect()) {
-      if (family.name == name) return family.metric.at(0).gauge.value;
-    }
-    ADD_FAILURE() << "no " << name;
-    return -1.0;
-  };
-  EXPECT_EQ(value("tandem_expert_worker_ready_workers"), 0);
+  EXPECT_EQ(Metric("tandem_expert_worker_ready_workers"), 0);
   v1::LoadExpertsResponse last;
   ASSERT_TRUE(Load(LoadRequest(), &last).ok());
-  EXPECT_EQ(value("tandem_expert_worker_ready_workers"), 1);
-  EXPECT_EQ(value("tandem_expert_worker_weights_bytes"), static_cast<double>(last.total_bytes()));
+  EXPECT_EQ(Metric("tandem_expert_worker_ready_workers"), 1);
+  EXPECT_EQ(Metric("tandem_expert_worker_weights_bytes"), static_cast<double>(last.total_bytes()));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class ExpertHost {
     options.kernels = Table();
     options.threads = 2;
     worker_ = std::make_unique<expert::ExpertWorker>(options);
-    service_ = std::make_unique<expert::ExpertWorkerService>(worker_.get(), 0);
+    service_ = std::make_unique<expert::ExpertWorkerService>(worker_.get());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
     builder.RegisterService(service_.get());

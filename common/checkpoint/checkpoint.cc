@@ -2,6 +2,7 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -68,20 +69,62 @@ absl::Status TensorError(const Checkpoint::Tensor& tensor, std::string_view what
                                                  std::string(what)));
 }
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& dir) {
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint);
-  checkpoint->dir_ = dir;
-  const std::filesystem::path root(dir);
+  checkpoint->dir_ = path;
+  const std::filesystem::path root(path);
   std::error_code error;
-  if (std::filesystem::exists(root / kSingleFile, error)) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> gguf, FindGguf(path));
+  if (gguf) {
+    RETURN_IF_ERROR(checkpoint->OpenGguf(*gguf));
+  } else if (std::filesystem::exists(root / kSingleFile, error)) {
     RETURN_IF_ERROR(checkpoint->AddFile(root / kSingleFile));
   } else if (std::filesystem::exists(root / kIndexFile, error)) {
     RETURN_IF_ERROR(checkpoint->OpenShards(root / kIndexFile));
   } else {
-    return absl::NotFoundError(
-        absl::StrCat(dir, ": holds neither ", kSingleFile, " nor ", kIndexFile));
+    return absl::NotFoundError(absl::StrCat(path, ": holds neither ", kSingleFile, " nor ",
+                                            kIndexFile, " nor a .gguf file"));
   }
   return checkpoint;
+}
+
+absl::Status Checkpoint::OpenGguf(const std::string& path) {
+  ASSIGN_OR_RETURN(gguf_, GgufModel::Open(path));
+  ASSIGN_OR_RETURN(gguf_names_, TranslateTensors(*gguf_));
+  tensors_.reserve(gguf_names_.size());
+  for (const HubTensor& hub : gguf_names_) RETURN_IF_ERROR(AddGgufTensor(hub));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::AddGgufTensor(const HubTensor& hub) {
+  const GgufTensor& from = *hub.tensor;
+  Tensor tensor;
+  tensor.name = hub.name;
+  tensor.file = from.file;
+  tensor.gguf = &from;
+  tensor.gguf_first_row = hub.first_row;
+  tensor.gguf_paired_rows = hub.paired_rows;
+  const uint64_t skipped = static_cast<uint64_t>(hub.first_row) * from.row_bytes();
+  tensor.offset = from.offset + skipped;
+  tensor.view.rank = hub.rank;
+  tensor.view.shape = {hub.rows, from.row_elements()};
+  if (hub.rank == 1) tensor.view.shape = {from.row_elements()};
+  tensor.view.dtype = GgufElementType(*from.type).value_or(DType::kU8);
+  if (from.type->block_elements == 1) {
+    tensor.view.data = const_cast<uint8_t*>(from.data + skipped);  // read-only pages
+  }
+  if (hub.rank == 1 && hub.paired_rows != 0) {
+    const size_t element = from.type->block_bytes;
+    std::vector<uint8_t>& copy = reordered_.emplace_back(from.bytes);
+    for (int64_t i = 0; i < from.row_elements(); ++i) {
+      const auto at = static_cast<size_t>(PairedRow(i, hub.paired_rows));
+      std::copy_n(from.data + at * element, element,
+                  copy.data() + static_cast<size_t>(i) * element);
+    }
+    tensor.view.data = copy.data();
+  }
+  if (tensors_.emplace(tensor.name, tensor).second) return absl::OkStatus();
+  return TensorError(tensor, absl::StrCat("is there twice; one is ", QuoteForMessage(from.name)));
 }
 
 absl::Status Checkpoint::AddFile(const std::string& path) {

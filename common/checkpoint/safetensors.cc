@@ -1,20 +1,15 @@
 #include "common/checkpoint/safetensors.h"
 
-#include <fcntl.h>
 #include <simdjson.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 #include "common/checkpoint/quote.h"
 
 namespace tandem {
@@ -233,42 +228,17 @@ absl::StatusOr<std::vector<SafetensorsEntry>> ParseSafetensorsHeader(std::string
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
-  const auto os_error = [&path](const char* what) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(path, ": ", what));
-  };
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return os_error("open");
-  struct stat info = {};
-  void* mapping = MAP_FAILED;
-  const bool stat_ok = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  if (stat_ok && info.st_size > 0) {
-    mapping = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-  }
-  const int saved_errno = errno;
-  ::close(fd);
-  errno = saved_errno;
-  if (!stat_ok) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  if (info.st_size > 0 && mapping == MAP_FAILED) return os_error("mmap");
-
-  std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
-  file->path_ = path;
-  file->file_bytes_ = static_cast<uint64_t>(info.st_size);
-  file->mtime_ns_ = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
-  if (info.st_size > 0) file->data_ = static_cast<const uint8_t*>(mapping);
-  const std::string_view bytes(reinterpret_cast<const char*>(file->data_), file->file_bytes_);
-  auto entries = ParseSafetensorsHeader(path, bytes, file->file_bytes_);
-  if (!entries.ok()) return entries.status();
-  file->entries_ = *std::move(entries);
+  ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
+  std::unique_ptr<SafetensorsFile> file(new SafetensorsFile(std::move(mapped)));
+  ASSIGN_OR_RETURN(file->entries_,
+                   ParseSafetensorsHeader(path, file->mapped_.text(), file->file_bytes()));
   return file;
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), file_bytes_);
 }
 
 TensorView SafetensorsFile::View(const SafetensorsEntry& entry) const {
   TensorView view;
-  view.data = const_cast<uint8_t*>(data_ + entry.begin);  // read-only pages; see the header
+  view.data =
+      const_cast<uint8_t*>(mapped_.data() + entry.begin);  // read-only pages; see the header
   view.dtype = entry.dtype;
   view.rank = static_cast<int>(entry.shape.size());
   std::copy(entry.shape.begin(), entry.shape.end(), view.shape.begin());

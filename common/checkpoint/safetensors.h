@@ -18,10 +18,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/checkpoint/mapped_file.h"
 #include "common/tensor/dtype.h"
 #include "common/tensor/tensor_view.h"
 
@@ -47,24 +49,17 @@ absl::StatusOr<std::vector<SafetensorsEntry>> ParseSafetensorsHeader(std::string
 class SafetensorsFile {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
-  ~SafetensorsFile();
 
-  SafetensorsFile(const SafetensorsFile&) = delete;
-  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
-
-  const std::string& path() const { return path_; }
-  uint64_t file_bytes() const { return file_bytes_; }
-  int64_t mtime_ns() const { return mtime_ns_; }
+  const std::string& path() const { return mapped_.path(); }
+  uint64_t file_bytes() const { return mapped_.bytes(); }
+  int64_t mtime_ns() const { return mapped_.mtime_ns(); }
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   TensorView View(const SafetensorsEntry& entry) const;
 
  private:
-  SafetensorsFile() = default;
+  explicit SafetensorsFile(MappedFile mapped) : mapped_(std::move(mapped)) {}
 
-  std::string path_;
-  const uint8_t* data_ = nullptr;
-  uint64_t file_bytes_ = 0;
-  int64_t mtime_ns_ = 0;
+  MappedFile mapped_;
   std::vector<SafetensorsEntry> entries_;
 };
 

@@ -8,7 +8,9 @@
 #include "common/base/status.h"
 #include "common/checkpoint/quote.h"
 #include "common/model/families/families.h"
+#include "common/model/gguf_config.h"
 #include "common/model/hub_config.h"
+#include "common/model/model_files.h"
 #include "common/model/model_tensors.h"
 #include "common/model/quant_config.h"
 
@@ -88,14 +90,23 @@ absl::StatusOr<ModelSpec> ParseModelSpec(std::string_view config_json, const Con
   return SpecFromJson(json, source);
 }
 
+absl::StatusOr<ModelSpec> ParseModelSpec(const nlohmann::json& config, const ConfigSource& source) {
+  return SpecFromJson(config, source);
+}
+
 absl::StatusOr<ModelSpec> LoadModelSpec(const Checkpoint& checkpoint) {
-  const std::string file = std::filesystem::path(checkpoint.dir()) / "config.json";
-  ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(file));
+  const GgufModel* const gguf = checkpoint.gguf();
+  const std::string file = ConfigFile(checkpoint.dir(), gguf);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ReadModelConfig(checkpoint.dir(), gguf));
   const bool has_head = checkpoint.Find("lm_head.weight") != nullptr;
   ASSIGN_OR_RETURN(ModelSpec spec, SpecFromJson(json, {.file = file, .has_head = has_head}));
-  ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(checkpoint.dir()));
-  MergeIds(generation.end_ids, spec.end_ids);
-  RETURN_IF_ERROR(AddModelOptScheme(checkpoint.dir(), spec));
+  if (gguf != nullptr) {
+    RETURN_IF_ERROR(ApplyGgufRopeFactors(*gguf, spec));
+  } else {
+    ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(checkpoint.dir()));
+    MergeIds(generation.end_ids, spec.end_ids);
+    RETURN_IF_ERROR(AddModelOptScheme(checkpoint.dir(), spec));
+  }
   RETURN_IF_ERROR(CheckTensors(checkpoint, spec));
   return spec;
 }

@@ -1,13 +1,15 @@
 #pragma once
 
-// From a model directory to a ModelSpec: reads config.json and generation_config.json, finds the
-// family, and lets it fill the spec. Nothing is loaded; files are small and bounded.
+// From a model to a ModelSpec: reads config.json and generation_config.json, or a GGUF file's
+// key/values, finds the family, and lets it fill the spec. Nothing is loaded; files are small and
+// bounded.
 //
 // Errors name the file and the key: a missing or null required key, a value out of bounds, an
 // unknown architecture (the message lists those that are supported), an unsupported feature. A
 // value that this engine would silently compute wrongly is refused, never ignored.
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,6 +34,7 @@ struct ConfigSource {
 
 // The same from the text of a config.json alone. end_ids are those of the config.
 absl::StatusOr<ModelSpec> ParseModelSpec(std::string_view config_json, const ConfigSource& source);
+absl::StatusOr<ModelSpec> ParseModelSpec(const nlohmann::json& config, const ConfigSource& source);
 
 // What generation_config.json says; everything absent when there is no such file.
 struct GenerationConfig {

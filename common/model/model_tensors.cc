@@ -1,5 +1,6 @@
 #include "common/model/model_tensors.h"
 
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -7,9 +8,9 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/checkpoint/quote.h"
-#include "common/tensor/convert.h"
 #include "common/checkpoint/schemes.h"
 #include "common/checkpoint/weight_matrix.h"
+#include "common/tensor/convert.h"
 
 namespace tandem {
 namespace {
@@ -99,9 +100,8 @@ class Collector {
   std::vector<RequiredTensor> tensors_;
 };
 
-bool IsMatrixRole(TensorRole role) {
-  return role == TensorRole::kLinear || role == TensorRole::kRouted;
-}
+// GGUF files quantize embeddings too.
+bool IsMatrixRole(TensorRole role) { return role != TensorRole::kVector; }
 
 absl::Status CheckOne(const Checkpoint& checkpoint, const RequiredTensor& need,
                       const QuantScheme& scheme) {
@@ -233,23 +233,46 @@ uint64_t StoredBytes(const Checkpoint& checkpoint, const ModelSpec& spec, Tensor
   return bytes;
 }
 
+namespace {
+
+// The name without its directory: a moved or differently mounted model is the same model.
+void HashFile(const std::string& path, uint64_t bytes, int64_t mtime_ns, Hasher& hasher) {
+  hasher.Text(std::string_view(path).substr(path.rfind('/') + 1));
+  hasher.Number(bytes);
+  hasher.Number(static_cast<uint64_t>(mtime_ns));
+}
+
+void HashTensor(std::string_view name, uint64_t type, std::span<const int64_t> shape,
+                uint64_t offset, Hasher& hasher) {
+  hasher.Text(name);
+  hasher.Number(type);
+  hasher.Number(shape.size());
+  for (int64_t dim : shape) hasher.Number(static_cast<uint64_t>(dim));
+  hasher.Number(offset);
+}
+
+void HashGguf(const GgufModel& model, Hasher& hasher) {
+  for (const GgufModel::File& file : model.files()) {
+    HashFile(file.mapped->path(), file.mapped->bytes(), file.mapped->mtime_ns(), hasher);
+    for (const GgufTensor& tensor : file.contents.tensors) {
+      HashTensor(tensor.name, static_cast<uint64_t>(tensor.type->type),
+                 {tensor.shape.data(), static_cast<size_t>(tensor.rank)}, tensor.offset, hasher);
+    }
+  }
+}
+
+}  // namespace
+
 uint64_t ModelHash(const Checkpoint& checkpoint, const ModelSpec& spec) {
   Hasher hasher;
   HashSpec(spec, hasher);
   for (const auto& file : checkpoint.files()) {
-    // The name without its directory: a moved or differently mounted model is the same model.
-    const std::string& path = file->path();
-    hasher.Text(std::string_view(path).substr(path.rfind('/') + 1));
-    hasher.Number(file->file_bytes());
-    hasher.Number(static_cast<uint64_t>(file->mtime_ns()));
+    HashFile(file->path(), file->file_bytes(), file->mtime_ns(), hasher);
     for (const SafetensorsEntry& entry : file->entries()) {
-      hasher.Text(entry.name);
-      hasher.Number(static_cast<uint64_t>(entry.dtype));
-      hasher.Number(entry.shape.size());
-      for (int64_t dim : entry.shape) hasher.Number(static_cast<uint64_t>(dim));
-      hasher.Number(entry.begin);
+      HashTensor(entry.name, static_cast<uint64_t>(entry.dtype), entry.shape, entry.begin, hasher);
     }
   }
+  if (checkpoint.gguf() != nullptr) HashGguf(*checkpoint.gguf(), hasher);
   return hasher.value();
 }
 

@@ -14,7 +14,7 @@
 namespace tandem {
 
 enum class TensorRole : uint8_t {
-  kEmbedding,  // [vocab, hidden], the head included; never quantized
+  kEmbedding,  // [vocab, hidden], the head included
   kVector,     // norms and biases; never quantized
   kLinear,     // read through WeightMatrix
   kRouted,     // a routed expert's linear: the expert workers load it

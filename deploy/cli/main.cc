@@ -1,4 +1,5 @@
-// The `tandem` command: starts a server on this machine, or one for a single answer or a chat.
+// The `tandem` command: starts a server on this machine, or one for a single answer or a chat, and
+// works on model directories.
 
 #include <unistd.h>
 
@@ -9,20 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
+#include "deploy/cli/exit_code.h"
 #include "deploy/cli/generate_client.h"
 #include "deploy/cli/local_server.h"
+#include "deploy/cli/quantize_command.h"
 
 namespace tandem {
 namespace {
-
-// Refusals before anything ran: the model's own faults have an exit code of their own.
-int PrintRefusal(const absl::Status& status) {
-  std::cerr << "tandem: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) || absl::IsDataLoss(status) || absl::IsNotFound(status) ||
-                 absl::IsUnimplemented(status)
-             ? kExitBadModel
-             : kExitFailure;
-}
 
 int Serve(const ServeOptions& options) {
   auto server = LocalServer::Create({options, /*quiet=*/false});
@@ -121,9 +115,13 @@ int Main(int argc, char** argv) {
                  {.min = 0, .max = 1 << 24});
     command->Add("temperature", "0 is greedy; negative: the model's default", &ask.temperature);
   }
+  QuantizeOptions quantize_options;
+  OptionParser quantize(parser, "quantize", "Write a model with quantized weights");
+  quantize_options.Register(quantize);
   parser.RequireSubcommand();
   if (const auto exit_code = parser.Parse(argc, argv)) return *exit_code;
 
+  if (quantize.Chosen()) return RunQuantize(quantize_options);
   const ServeOptions& options =
       serve.Chosen() ? serve_options : (run.Chosen() ? run_options : chat_options);
   InitLogging("tandem", options.log_level);

@@ -2,7 +2,9 @@
 
 // Starts the processes of one machine and keeps them running: restarts what dies with back-off,
 // kills what is stopped or hangs, ends everything on SIGTERM and SIGINT in order (gateway first,
-// which drains). All calls are made by the thread that made it; Stop may come from any thread.
+// which drains). A process that was never ready and ends with kExitUsage, kExitAddressInUse or
+// kExitBadModel ends the whole: restarting cannot mend it. All calls are made by the thread that
+// made it; Stop may come from any thread.
 
 #include <sys/types.h>
 
@@ -13,19 +15,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "deploy/cli/exit_code.h"
 #include "deploy/cli/process.h"
 
 namespace tandem {
-
-// Exit codes of our processes that restarting cannot mend: the supervisor gives up at once when it
-// sees one before the process was ever ready.
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitFailure = 1,
-  kExitUsage = 2,
-  kExitAddressInUse = 3,
-  kExitBadModel = 4,
-};
 
 struct SupervisorOptions {
   int64_t first_backoff_ms = 100;

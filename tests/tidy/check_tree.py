@@ -28,6 +28,7 @@ ALLOWED = {
     "common/tensor": {"common/base"},
     "common/shm": {"common/base", "common/hw", "common/tensor"},
     "common/checkpoint": {"common/base", "common/hw", "common/tensor"},
+    "common/quantize": {"common/base", "common/tensor", "common/checkpoint"},
     "common/model": {"common/base", "common/hw", "common/tensor", "common/checkpoint"},
     "expert_worker/kernels": {"common/hw", "common/tensor"},
     "expert_worker/engine": COMMON | {"expert_worker/kernels"},
@@ -40,7 +41,7 @@ ALLOWED = {
     "gateway/api": {"common/base", "gateway", "gateway/text", "proto/serving"},
     "gateway": {"common/base", "common/rpc", "common/model", "common/checkpoint",
                 "gateway/text", "gateway/scheduling", "gateway/api", "proto/worker", "proto/serving"},
-    "deploy/cli": COMMON | {"common/rpc", "proto/worker", "proto/serving"},
+    "deploy/cli": COMMON | {"common/quantize", "common/rpc", "proto/worker", "proto/serving"},
 }
 # The one exception, by file: the assembly of the CPU backend picks its kernel table, and the in-process
 # link runs the expert engine in the gpu_worker's process.

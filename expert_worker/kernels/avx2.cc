@@ -121,7 +121,8 @@ template <size_t... kIndex>
 constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
   return {Isa::kAvx2,     "avx2",          {KernelsOf<kFormats[kIndex]>()...},
           SiluMul,        ExpArray,        AddScaled,
-          WidenBf16Array, NarrowBf16Array, Quantize};
+          WidenBf16Array, NarrowBf16Array, Quantize,
+          ClampedSwiglu};
 }
 
 }  // namespace

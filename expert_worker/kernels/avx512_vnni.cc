@@ -40,7 +40,8 @@ template <size_t... kIndex>
 constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
   return {Isa::kAvx512,   "avx512_vnni",   {KernelsOf<kFormats[kIndex]>()...},
           SiluMul,        ExpArray,        AddScaled,
-          WidenBf16Array, NarrowBf16Array, Quantize};
+          WidenBf16Array, NarrowBf16Array, Quantize,
+          ClampedSwiglu};
 }
 
 }  // namespace

@@ -104,6 +104,16 @@ struct FormatKernels {
   GemmFunction gemm;
 };
 
+// The numbers of an activation. limit 0: plain SwiGLU, silu_mul. Else, of gpt-oss (7, 1.702, 1) and
+// of the DeepSeek-V4 form (10, 1, 0), with g' = min(g, limit) and u' = u held to [-limit, limit]:
+//   y = g' / (1 + exp(-(alpha * g'))) * (u' + up_offset)
+struct SwigluClamp {
+  float limit = 0;
+  float alpha = 1;
+  float up_offset = 0;
+  bool operator==(const SwigluClamp&) const = default;
+};
+
 struct KernelTable {
   Isa isa;
   const char* name;
@@ -122,6 +132,9 @@ struct KernelTable {
   // group; one group of NaN or infinities has a NaN scale, so that the row's results are NaN.
   void (*quantize)(const float* x, size_t n, uint32_t group, int8_t* q, float* scale,
                    float* scaled_sum, int32_t* sum);
+  // REQUIRES: clamp.limit > 0.
+  void (*clamped_swiglu)(const SwigluClamp& clamp, const float* g, const float* u, float* y,
+                         size_t n);
 
   const FormatKernels& format(WeightFormat f) const { return formats[static_cast<size_t>(f)]; }
 };

@@ -102,6 +102,15 @@ void SiluMul(const float* g, const float* u, float* y, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] = g[i] / (1.0f + Exp(-g[i])) * u[i];
 }
 
+void ClampedSwiglu(const SwigluClamp& clamp, const float* g, const float* u, float* y, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const float gate = clamp.limit < g[i] ? clamp.limit : g[i];
+    const float below = clamp.limit < u[i] ? clamp.limit : u[i];
+    const float up = -clamp.limit > below ? -clamp.limit : below;
+    y[i] = gate / (1.0f + Exp(-(clamp.alpha * gate))) * (up + clamp.up_offset);
+  }
+}
+
 void AddScaled(float a, const float* x, float* y, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] = std::fma(a, x[i], y[i]);
 }
@@ -123,7 +132,8 @@ template <size_t... kIndex>
 constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
   return {Isa::kRef,      "ref",           {KernelsOf<kFormats[kIndex]>()...},
           SiluMul,        ExpArray,        AddScaled,
-          WidenBf16Array, NarrowBf16Array, Quantize};
+          WidenBf16Array, NarrowBf16Array, Quantize,
+          ClampedSwiglu};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// AVX-512 with VNNI and BF16 (Zen 4, Sapphire Rapids and later): the exact kernels of avx512.cc,
-// and fast ones for integer, BF16 and E4M3 weights.
+// AVX-512 with VNNI, BF16 and VBMI (Zen 4, Sapphire Rapids and later): the exact kernels of
+// avx512.cc, and fast ones for integer, BF16 and E4M3 weights.
 
 #include <bit>
 #include <utility>

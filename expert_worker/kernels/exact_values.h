@@ -49,30 +49,43 @@ inline T LoadAs(const char* p) {
   return value;
 }
 
-// One panel and where its regions are.
+// One panel of packed weights.
 struct PanelView {
   const char* data;
   PanelGeometry geometry;
   uint32_t group_columns;
 
-  uint32_t GroupOf(uint32_t j) const { return group_columns == 0 ? 0 : j / group_columns; }
+  const char* BlockOf(uint32_t j) const { return data + geometry.BlockOffset(j / kBlockInputs); }
+  const BlockGeometry& GeometryOfBlock(uint32_t j) const {
+    return geometry.Block(j / kBlockInputs);
+  }
+  // The first of a group's 32 scales or minima, which take `bytes` each.
+  const char* ScalesOf(uint32_t j, uint32_t bytes) const {
+    if (group_columns == 0) return data + geometry.head_scales;
+    const size_t group = j % kBlockInputs / group_columns;
+    return BlockOf(j) + GeometryOfBlock(j).scales + group * kPanelWidth * bytes;
+  }
+  const char* MinsOf(uint32_t j, uint32_t bytes) const {
+    if (group_columns == 0) return data + geometry.head_mins;
+    const size_t group = j % kBlockInputs / group_columns;
+    return BlockOf(j) + GeometryOfBlock(j).mins + group * kPanelWidth * bytes;
+  }
 };
 
+// d (which = 0) or dmin (1) of input j's super-block, or the row's factor.
 template <FormatTraits T>
 inline float SuperOf(const PanelView& p, uint32_t j, uint32_t o, uint32_t which) {
   if constexpr (T.super == SuperType::kF32Row) {
     return LoadAs<float>(p.data + o * 4);
   } else {
-    const size_t at = (size_t{j / kSuperBlockColumns} * kPanelWidth + o) * SuperBytes(T.super);
-    return F16Value(LoadAs<uint16_t>(p.data + at + 2 * which));
+    return F16Value(LoadAs<uint16_t>(p.BlockOf(j) + o * SuperBytes(T.super) + 2 * which));
   }
 }
 
 // The scale of input j's group, supers included.
 template <FormatTraits T>
 inline float ScaleOf(const PanelView& p, uint32_t j, uint32_t o) {
-  const size_t index = size_t{p.GroupOf(j)} * kPanelWidth + o;
-  const char* at = p.data + p.geometry.scales + index * ScaleBytes(T.scale);
+  const char* at = p.ScalesOf(j, ScaleBytes(T.scale)) + o * ScaleBytes(T.scale);
   switch (T.scale) {
     case ScaleType::kNone:
       return 1.0f;
@@ -97,8 +110,7 @@ inline float ScaleOf(const PanelView& p, uint32_t j, uint32_t o) {
 // The minimum or zero point of input j's group.
 template <FormatTraits T>
 inline float MinOf(const PanelView& p, uint32_t j, uint32_t o) {
-  const size_t index = size_t{p.GroupOf(j)} * kPanelWidth + o;
-  const char* at = p.data + p.geometry.mins + index * MinBytes(T.min);
+  const char* at = p.MinsOf(j, MinBytes(T.min)) + o * MinBytes(T.min);
   switch (T.min) {
     case MinType::kNone:
       return 0.0f;
@@ -115,26 +127,28 @@ inline float MinOf(const PanelView& p, uint32_t j, uint32_t o) {
 // The stored code of input j, output o (integer formats).
 template <FormatTraits T>
 inline uint32_t CodeOf(const PanelView& p, uint32_t j, uint32_t o) {
-  const uint32_t step = j / 4;
+  const char* block = p.BlockOf(j);
+  const BlockGeometry& g = p.GeometryOfBlock(j);
+  const uint32_t step = j % kBlockInputs / 4;
   const uint32_t byte = 4 * (o % 16) + j % 4;
   const uint32_t half = o / 16;
-  const auto at = [&](size_t offset) { return LoadAs<uint8_t>(p.data + offset); };
+  const auto at = [&](size_t offset) { return LoadAs<uint8_t>(block + offset); };
   uint32_t code = 0;
   if constexpr (T.codes == CodeStorage::k8) {
-    return at(p.geometry.codes + size_t{step} * 128 + half * 64 + byte);
+    return at(g.codes + size_t{step} * 128 + half * 64 + byte);
   }
   if constexpr (T.codes == CodeStorage::k4 || T.codes == CodeStorage::k5 ||
                 T.codes == CodeStorage::k6) {
-    code = (at(p.geometry.codes + size_t{step} * 64 + byte) >> (4 * half)) & 15u;
+    code = (at(g.codes + size_t{step} * 64 + byte) >> (4 * half)) & 15u;
   }
   if constexpr (T.codes == CodeStorage::k6 || T.codes == CodeStorage::k2 ||
                 T.codes == CodeStorage::k3) {
     const uint32_t field = step % 2 * 2 + half;
-    const uint32_t two = (at(p.geometry.plane + size_t{step / 2} * 64 + byte) >> (2 * field)) & 3u;
+    const uint32_t two = (at(g.plane + size_t{step / 2} * 64 + byte) >> (2 * field)) & 3u;
     code |= T.codes == CodeStorage::k6 ? two << 4 : two;
   }
   if constexpr (T.codes == CodeStorage::k5 || T.codes == CodeStorage::k3) {
-    const size_t offset = p.geometry.bit_plane + size_t{step} * 16 + half * 8 + byte / 8;
+    const size_t offset = g.bit_plane + size_t{step} * 16 + half * 8 + byte / 8;
     const uint32_t bit = (at(offset) >> (byte % 8)) & 1u;
     code |= T.codes == CodeStorage::k5 ? bit << 4 : bit << 2;
   }
@@ -143,16 +157,17 @@ inline uint32_t CodeOf(const PanelView& p, uint32_t j, uint32_t o) {
 
 template <FormatTraits T>
 inline float ExactValue(const PanelView& p, uint32_t j, uint32_t o) {
-  const char* codes = p.data + p.geometry.codes;
+  const char* codes = p.BlockOf(j) + p.GeometryOfBlock(j).codes;
+  const uint32_t i = j % kBlockInputs;
   if constexpr (T.codes == CodeStorage::kF32) {
-    return LoadAs<float>(codes + (size_t{j} * kPanelWidth + o) * 4);
+    return LoadAs<float>(codes + (size_t{i} * kPanelWidth + o) * 4);
   } else if constexpr (T.codes == CodeStorage::kF16) {
-    return F16Value(LoadAs<uint16_t>(codes + (size_t{j} * kPanelWidth + o) * 2));
+    return F16Value(LoadAs<uint16_t>(codes + (size_t{i} * kPanelWidth + o) * 2));
   } else if constexpr (T.codes == CodeStorage::kBf16) {
     return Bf16Value(
-        LoadAs<uint16_t>(codes + size_t{j / 2} * 128 + (o / 16) * 64 + (o % 16) * 4 + j % 2 * 2));
+        LoadAs<uint16_t>(codes + size_t{i / 2} * 128 + (o / 16) * 64 + (o % 16) * 4 + j % 2 * 2));
   } else if constexpr (T.codes == CodeStorage::kE4m3) {
-    return E4m3Value(LoadAs<uint8_t>(codes + size_t{j} * kPanelWidth + o)) * ScaleOf<T>(p, j, o);
+    return E4m3Value(LoadAs<uint8_t>(codes + size_t{i} * kPanelWidth + o)) * ScaleOf<T>(p, j, o);
   } else {
     const uint32_t code = CodeOf<T>(p, j, o);
     const float scale = ScaleOf<T>(p, j, o);

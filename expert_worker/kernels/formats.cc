@@ -32,22 +32,37 @@ bool HasTwoBitPlane(CodeStorage codes) {
 
 bool HasBitPlane(CodeStorage codes) { return codes == CodeStorage::k5 || codes == CodeStorage::k3; }
 
+size_t Region(size_t bytes) { return RoundUpTo(bytes, kPackAlignment); }
+
+BlockGeometry BlockOf(const FormatTraits& t, uint32_t inputs, uint32_t group_columns) {
+  BlockGeometry g{};
+  g.inputs = inputs;
+  g.groups = group_columns == 0 ? 0 : (inputs + group_columns - 1) / group_columns;
+  const bool super = t.super == SuperType::kF16 || t.super == SuperType::kF16Pair;
+  g.scales = super ? Region(size_t{kPanelWidth} * SuperBytes(t.super)) : 0;
+  g.mins = g.scales + Region(size_t{g.groups} * kPanelWidth * ScaleBytes(t.scale));
+  g.bit_plane = g.mins + Region(size_t{g.groups} * kPanelWidth * MinBytes(t.min));
+  const size_t weights = RoundUpTo(inputs, kStepAlign) * kPanelWidth;
+  g.plane = g.bit_plane + (HasBitPlane(t.codes) ? Region(weights / 8) : 0);
+  g.codes = g.plane + (HasTwoBitPlane(t.codes) ? weights / 4 : 0);
+  g.bytes = Region(g.codes + CodeBytes(t.codes, inputs, weights));
+  return g;
+}
+
 }  // namespace
 
 PanelGeometry GeometryOf(WeightFormat format, uint32_t k, uint32_t group_columns) {
   const FormatTraits& t = TraitsOf(format);
-  const auto region = [](size_t bytes) { return RoundUpTo(bytes, kPackAlignment); };
   PanelGeometry g{};
   g.padded_k = static_cast<uint32_t>(RoundUpTo(k, kStepAlign));
-  g.groups = group_columns == 0 ? 1 : (k + group_columns - 1) / group_columns;
-  g.supers = t.super == SuperType::kF32Row ? 1 : (k + kSuperBlockColumns - 1) / kSuperBlockColumns;
-  g.scales = region(size_t{g.supers} * kPanelWidth * SuperBytes(t.super));
-  g.mins = g.scales + region(size_t{g.groups} * kPanelWidth * ScaleBytes(t.scale));
-  g.codes = g.mins + region(size_t{g.groups} * kPanelWidth * MinBytes(t.min));
-  const size_t weights = size_t{g.padded_k} * kPanelWidth;
-  g.plane = g.codes + CodeBytes(t.codes, k, weights);
-  g.bit_plane = g.plane + (HasTwoBitPlane(t.codes) ? weights / 4 : 0);
-  g.bytes = region(g.bit_plane + (HasBitPlane(t.codes) ? weights / 8 : 0));
+  g.blocks = (k + kBlockInputs - 1) / kBlockInputs;
+  const bool whole = group_columns == 0;
+  g.head_scales = t.super == SuperType::kF32Row ? Region(size_t{kPanelWidth} * 4) : 0;
+  g.head_mins = g.head_scales + (whole ? Region(size_t{kPanelWidth} * ScaleBytes(t.scale)) : 0);
+  g.head_bytes = g.head_mins + (whole ? Region(size_t{kPanelWidth} * MinBytes(t.min)) : 0);
+  g.full = BlockOf(t, kBlockInputs, group_columns);
+  g.last = BlockOf(t, k - (g.blocks - 1) * kBlockInputs, group_columns);
+  g.bytes = g.head_bytes + (g.blocks - 1) * g.full.bytes + g.last.bytes;
   return g;
 }
 

@@ -4,22 +4,27 @@
 // are templates over a line; nothing else knows a format by name. Adding a format is a line here
 // (and its definition in common/tensor/weight_format.h).
 //
-// A packed matrix is cut into panels of kPanelWidth = 32 outputs. A panel of k inputs holds, each
-// region rounded up to 64 bytes, K = k rounded up to kStepAlign:
-//   super   [1 or ceil(k / 256)][32]   per SuperType
-//   scales  [groups][32]               per ScaleType; groups = ceil(k / group_columns), 0 means one
-//   mins    [groups][32]               per MinType
-//   codes   steps of inputs            per CodeStorage
-//   plane   the codes' upper bits      per CodeStorage
+// A packed matrix is cut into panels of kPanelWidth = 32 outputs. A panel is one stream of bytes,
+// so that memory is read in one direction (a second stream for scales costs a third of the speed):
+//   head    [32] row supers (SuperType::kF32Row), then, where group_columns is 0, [32] scales and
+//           [32] mins
+//   blocks  of kBlockInputs = 256 inputs, the last one of what is left; each
+//     super   [32]           per SuperType
+//     scales  [groups][32]   per ScaleType; groups = ceil(inputs / group_columns)
+//     mins    [groups][32]   per MinType
+//     planes  the codes' upper bits, per CodeStorage: first the bit plane, then the two-bit plane
+//     codes   steps of inputs, per CodeStorage
+// Each region is rounded up to 64 bytes, the inputs of a block to kStepAlign.
 // Bytes of a step of four inputs j .. j + 3 ("dot step", the operand order of vpdpbusd, of
 // vpmaddubsw pairs and of AMX tiles): byte 4 * (o % 16) + i is output o, input j + i.
 //   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128.
 //   k4    64 bytes: outputs 0-15 in the low nibbles, 16-31 in the high ones.
-//   k5    k4, and a plane of 16 bytes a step: bit b of byte group h is bit 4 of byte b of half h.
-//   k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits 2f,
+//   k5    k4, and a bit plane of 16 bytes a step: bit b of byte group h is bit 4 of byte b of half
+//   h. k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits
+//   2f,
 //         2f + 1) belongs to step f / 2, half f % 2.
 //   k2    the plane of k6 alone.
-//   k3    the plane of k6, then the bit plane of k5 (bit 2).
+//   k3    the bit plane of k5 (bit 2) and the plane of k6.
 // Floating-point codes are stored by input:
 //   kF32  128 bytes an input.   kF16  64 bytes an input.   kE4m3  32 bytes an input.
 //   kBf16 128 bytes for two inputs: dword o % 16 of half o / 16 holds input j in its low half and
@@ -161,17 +166,34 @@ constexpr uint32_t SuperBytes(SuperType type) {
   return type == SuperType::kNone ? 0 : type == SuperType::kF16 ? 2 : 4;
 }
 
-// Where the regions of a panel of k inputs begin, in bytes from the panel.
-struct PanelGeometry {
-  uint32_t padded_k;
+// Inputs of a block: a super-block of the K-quants.
+inline constexpr uint32_t kBlockInputs = 256;
+static_assert(kBlockInputs == kSuperBlockColumns);
+
+// Where the regions of a block begin, in bytes from the block.
+struct BlockGeometry {
+  uint32_t inputs;  // not padded
   uint32_t groups;
-  uint32_t supers;
   size_t scales;
   size_t mins;
-  size_t codes;
+  size_t bit_plane;
   size_t plane;
-  size_t bit_plane;  // of k3: after its two-bit plane; else equal to `plane`
+  size_t codes;
   size_t bytes;
+};
+
+struct PanelGeometry {
+  uint32_t padded_k;   // k rounded up to kStepAlign
+  uint32_t blocks;     // all but the last are `full`
+  size_t head_scales;  // in bytes from the panel; used where group_columns is 0
+  size_t head_mins;
+  size_t head_bytes;
+  BlockGeometry full;
+  BlockGeometry last;
+  size_t bytes;
+
+  const BlockGeometry& Block(uint32_t b) const { return b + 1 == blocks ? last : full; }
+  size_t BlockOffset(uint32_t b) const { return head_bytes + b * full.bytes; }
 };
 
 constexpr size_t RoundUpTo(size_t value, size_t step) { return (value + step - 1) / step * step; }

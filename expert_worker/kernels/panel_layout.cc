@@ -11,7 +11,7 @@ namespace tandem::kernels {
 namespace {
 
 // Bumped when the meaning of packed bytes changes.
-constexpr uint32_t kLayoutVersion = 2;
+constexpr uint32_t kLayoutVersion = 3;
 
 float ElementAsF32(const PackSource& source, size_t index) {
   switch (source.format) {
@@ -59,19 +59,19 @@ void PackPlainCodes(const PackSource& source, uint32_t first, uint32_t width, ui
   }
 }
 
-// Adds the code of input j, output o to a zeroed panel.
+// Adds the code of input j (of the block), output o to a zeroed block.
 template <FormatTraits T>
-inline void PutCode(char* panel, const PanelGeometry& g, uint32_t j, uint32_t o, uint32_t code) {
+inline void PutCode(char* block, const BlockGeometry& g, uint32_t j, uint32_t o, uint32_t code) {
   const uint32_t step = j / 4;
   const uint32_t byte = 4 * (o % 16) + j % 4;
   const uint32_t half = o / 16;
   const auto merge = [&](size_t at, uint32_t bits) {
-    panel[at] = static_cast<char>(static_cast<uint8_t>(panel[at]) | bits);
+    block[at] = static_cast<char>(static_cast<uint8_t>(block[at]) | bits);
   };
   if constexpr (T.codes == CodeStorage::kE4m3) {
-    panel[g.codes + size_t{j} * kPanelWidth + o] = static_cast<char>(code);
+    block[g.codes + size_t{j} * kPanelWidth + o] = static_cast<char>(code);
   } else if constexpr (T.codes == CodeStorage::k8) {
-    panel[g.codes + size_t{step} * 128 + half * 64 + byte] = static_cast<char>(code ^ 0x80u);
+    block[g.codes + size_t{step} * 128 + half * 64 + byte] = static_cast<char>(code ^ 0x80u);
   } else {
     if constexpr (T.codes == CodeStorage::k4 || T.codes == CodeStorage::k5 ||
                   T.codes == CodeStorage::k6) {
@@ -89,53 +89,67 @@ inline void PutCode(char* panel, const PanelGeometry& g, uint32_t j, uint32_t o,
   }
 }
 
+// The parameters of column j of the source's row `row`.
+const GroupParameters& ParametersOf(const QuantizedView& view, size_t row, uint32_t j) {
+  const uint32_t s = view.group_columns;
+  const uint32_t group = s == 0 ? 0 : (view.first_column + j) / s - view.first_column / s;
+  return view.groups[row * view.group_stride + group];
+}
+
+void PutBytes(char* at, size_t index, uint32_t bytes, uint32_t bits) {
+  std::memcpy(at + index * bytes, &bits, bytes);
+}
+
+// The 32 scales and minima of the group that begins at column j.
 template <FormatTraits T>
-void PackQuantizedCodes(const QuantizedView& view, uint32_t first, uint32_t width, uint32_t k,
-                        const PanelGeometry& g, char* panel) {
-  for (uint32_t j0 = 0; j0 < k; j0 += kPackSteps) {
-    const uint32_t j1 = std::min(k, j0 + kPackSteps);
+void PackGroup(const QuantizedView& view, uint32_t first, uint32_t width, uint32_t j, char* scales,
+               char* mins) {
+  for (uint32_t o = 0; o < width; ++o) {
+    const GroupParameters& p = ParametersOf(view, size_t{first} + o, j);
+    PutBytes(scales, o, ScaleBytes(T.scale), p.scale);
+    if constexpr (T.min != MinType::kNone) PutBytes(mins, o, MinBytes(T.min), p.min);
+  }
+}
+
+// Columns [begin, begin + count) as the block at `block`.
+template <FormatTraits T>
+void PackBlock(const QuantizedView& view, uint32_t group_columns, uint32_t first, uint32_t width,
+               uint32_t begin, uint32_t count, const BlockGeometry& g, char* block) {
+  for (uint32_t j0 = 0; j0 < count; j0 += kPackSteps) {
+    const uint32_t j1 = std::min(count, j0 + kPackSteps);
     for (uint32_t o = 0; o < width; ++o) {
-      const uint8_t* row = view.codes + (size_t{first} + o) * view.code_stride;
-      for (uint32_t j = j0; j < j1; ++j) PutCode<T>(panel, g, j, o, row[j]);
+      const uint8_t* row = view.codes + (size_t{first} + o) * view.code_stride + begin;
+      for (uint32_t j = j0; j < j1; ++j) PutCode<T>(block, g, j, o, row[j]);
+    }
+  }
+  for (uint32_t i = 0; group_columns != 0 && i * group_columns < count; ++i) {
+    const size_t at = size_t{i} * kPanelWidth;
+    PackGroup<T>(view, first, width, begin + i * group_columns,
+                 block + g.scales + at * ScaleBytes(T.scale),
+                 block + g.mins + at * MinBytes(T.min));
+  }
+  if constexpr (T.super == SuperType::kF16 || T.super == SuperType::kF16Pair) {
+    for (uint32_t o = 0; o < width; ++o) {
+      PutBytes(block, o, SuperBytes(T.super), ParametersOf(view, size_t{first} + o, begin).super);
     }
   }
 }
 
-void PutBytes(char* panel, size_t region, size_t index, uint32_t bytes, uint32_t bits) {
-  std::memcpy(panel + region + index * bytes, &bits, bytes);
-}
-
-// Group i of the panel holds inputs from i * group_columns (of the chunk) on, which lie in one
-// group of the source.
 template <FormatTraits T>
-void PackParameters(const QuantizedView& view, uint32_t group_columns, uint32_t first,
-                    uint32_t width, uint32_t k, const PanelGeometry& g, char* panel) {
-  const auto parameters = [&](uint32_t o, uint32_t j) -> const GroupParameters& {
-    const uint32_t s = view.group_columns;
-    const uint32_t group = s == 0 ? 0 : (view.first_column + j) / s - view.first_column / s;
-    return view.groups[(size_t{first} + o) * view.group_stride + group];
-  };
-  const uint32_t groups = group_columns == 0 ? 1 : (k + group_columns - 1) / group_columns;
-  for (uint32_t i = 0; i < groups; ++i) {
+void PackQuantized(const QuantizedView& view, uint32_t group_columns, uint32_t first,
+                   uint32_t width, uint32_t k, const PanelGeometry& g, char* panel) {
+  if constexpr (T.super == SuperType::kF32Row) {
     for (uint32_t o = 0; o < width; ++o) {
-      const GroupParameters& p = parameters(o, i * group_columns);
-      const size_t index = size_t{i} * kPanelWidth + o;
-      PutBytes(panel, g.scales, index, ScaleBytes(T.scale), p.scale);
-      if constexpr (T.min != MinType::kNone) {
-        PutBytes(panel, g.mins, index, MinBytes(T.min), p.min);
-      }
+      PutBytes(panel, o, 4, ParametersOf(view, size_t{first} + o, 0).super);
     }
   }
-  if constexpr (T.super != SuperType::kNone) {
-    const uint32_t supers = std::min(
-        g.supers,
-        T.super == SuperType::kF32Row ? 1u : (k + kSuperBlockColumns - 1) / kSuperBlockColumns);
-    for (uint32_t i = 0; i < supers; ++i) {
-      for (uint32_t o = 0; o < width; ++o) {
-        PutBytes(panel, 0, size_t{i} * kPanelWidth + o, SuperBytes(T.super),
-                 parameters(o, i * kSuperBlockColumns).super);
-      }
-    }
+  if (group_columns == 0) {
+    PackGroup<T>(view, first, width, 0, panel + g.head_scales, panel + g.head_mins);
+  }
+  for (uint32_t b = 0; b * kBlockInputs < k; ++b) {
+    const uint32_t begin = b * kBlockInputs;
+    PackBlock<T>(view, group_columns, first, width, begin, std::min(kBlockInputs, k - begin),
+                 g.Block(b), panel + g.BlockOffset(b));
   }
 }
 
@@ -148,10 +162,9 @@ void Pack(uint32_t group_columns, const PackSource& source, uint32_t n, uint32_t
     const uint32_t width = std::min(kPanelWidth, n - first);
     std::memset(panel, 0, g.bytes);
     if constexpr (IsPlain(T.format)) {
-      PackPlainCodes<T>(source, first, width, k, panel + g.codes);
+      PackPlainCodes<T>(source, first, width, k, panel);
     } else {
-      PackQuantizedCodes<T>(source.quantized, first, width, k, g, panel);
-      PackParameters<T>(source.quantized, group_columns, first, width, k, g, panel);
+      PackQuantized<T>(source.quantized, group_columns, first, width, k, g, panel);
     }
   }
 }

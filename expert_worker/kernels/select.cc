@@ -13,7 +13,9 @@ constexpr const KernelTable* kTables[] = {&kAvx512VnniTable, &kAvx512Table, &kAv
 std::span<const KernelTable* const> AllKernelTables() { return kTables; }
 
 bool IsRunnable(const KernelTable& table, const CpuFeatures& features) {
-  if (&table == &kAvx512VnniTable) return features.avx512_vnni && features.avx512_bf16;
+  if (&table == &kAvx512VnniTable) {
+    return features.avx512_vnni && features.avx512_bf16 && features.avx512_vbmi;
+  }
   switch (table.isa) {
     case Isa::kRef:
       return true;

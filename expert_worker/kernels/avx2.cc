@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <utility>
 
 #include "expert_worker/kernels/exact_values.h"
@@ -109,12 +110,25 @@ struct V {
   }
 };
 
+// In this order: what is written over the policy, then the fast kernels.
+// clang-format off
 #include "expert_worker/kernels/elementwise.inc"
 #include "expert_worker/kernels/exact.inc"
+#include "expert_worker/kernels/avx2_codes.inc"
+#include "expert_worker/kernels/avx2_int8.inc"
+#include "expert_worker/kernels/avx2_fp8.inc"
+// clang-format on
 
+// Plain elements are multiplied as they are: their exact kernel is the fastest there is.
 template <FormatTraits T>
 constexpr FormatKernels KernelsOf() {
-  return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+  if constexpr (T.dot_group != 0) {
+    return {T.format, ActivationForm::kInt8, T.dot_group, GemmExact<T>, GemmInt8<T>};
+  } else if constexpr (T.codes == CodeStorage::kE4m3) {
+    return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmFp8<T>};
+  } else {
+    return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+  }
 }
 
 template <size_t... kIndex>

@@ -90,6 +90,11 @@ uint64_t PackedTensor::StrideBytes() const {
   return bytes;
 }
 
+std::optional<uint64_t> PackedTensor::OffsetOf(int64_t first_row) const {
+  if (rows_per_index > 0) return static_cast<uint64_t>(first_row / rows_per_index) * StrideBytes();
+  return first_row == 0 ? std::optional<uint64_t>(0) : std::nullopt;
+}
+
 absl::Status CheckPackable(const EncodeTarget& target, int64_t rows, int64_t cols) {
   if (rows <= 0 || cols <= 0) return absl::InvalidArgumentError("an empty matrix");
   const int64_t group = target.group_columns;

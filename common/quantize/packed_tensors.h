@@ -14,6 +14,7 @@
 // k / 8; zero points likewise along rows. Thread-safe.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,9 @@ struct PackedTensor {
 
   // Bytes of one leading index.
   uint64_t StrideBytes() const;
+  // Where the bytes of rows from `first_row` (a multiple of kPackRows) on belong; nothing for later
+  // rows of a tensor that the first ones fill.
+  std::optional<uint64_t> OffsetOf(int64_t first_row) const;
 };
 
 // A format whose code width or group does not divide the columns cannot be stored by every reader

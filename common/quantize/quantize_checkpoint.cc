@@ -129,11 +129,8 @@ class Writer {
     const std::vector<std::string> packed =
         PackRows(target, matrix_rows, cols, rows.size(), codes.data(), groups.data());
     for (size_t i = 0; i < packed.size(); ++i) {
-      const int64_t step = tensors[i].rows_per_index;
-      if (step == 0 && rows.begin > 0) continue;
-      const uint64_t index = step == 0 ? 0 : static_cast<uint64_t>(rows.begin / step);
-      RETURN_IF_ERROR(
-          out.Write(item.first_output + i, index * tensors[i].StrideBytes(), packed[i]));
+      const std::optional<uint64_t> offset = tensors[i].OffsetOf(rows.begin);
+      if (offset) RETURN_IF_ERROR(out.Write(item.first_output + i, *offset, packed[i]));
     }
     return loss;
   }

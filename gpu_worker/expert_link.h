@@ -82,6 +82,9 @@ class ExpertLink {
   virtual void BeginStep(uint64_t step) = 0;
 
   virtual void Submit(const Submission& submission, int thread, int threads) = 0;
+  // Lets go of all that this thread has submitted, where Submit held it back because both sides
+  // share the cores. Wait begins with it; whoever waits for several links calls it on all first.
+  virtual void Release(int thread) { static_cast<void>(thread); }
   virtual void Wait(const Collection& collection, int thread, int threads) = 0;
 
   // Called by one thread after the last op of the step (error or not). Errors: those of LinkStatus.

@@ -22,7 +22,12 @@ void ExpertLinkSet::Submit(const Submission& submission, int thread, int threads
   for (const auto& link : links_) link->Submit(submission, thread, threads);
 }
 
+void ExpertLinkSet::Release(int thread) {
+  for (const auto& link : links_) link->Release(thread);
+}
+
 void ExpertLinkSet::Wait(const Collection& collection, int thread, int threads) {
+  Release(thread);  // no worker waits for another one's answer
   Collection next = collection;
   for (const auto& link : links_) {
     link->Wait(next, thread, threads);

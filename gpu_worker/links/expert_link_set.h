@@ -22,6 +22,7 @@ class ExpertLinkSet final : public ExpertLink {
   int threads() const override { return links_[0]->threads(); }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;
+  void Release(int thread) override;
   void Wait(const Collection& collection, int thread, int threads) override;
   absl::Status EndStep() override;
   LinkError error() const override;

@@ -39,6 +39,7 @@ class ShmExpertLink final : public ExpertLink {
   int threads() const override { return threads_; }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;
+  void Release(int thread) override;
   void Wait(const Collection& collection, int thread, int threads) override;
   absl::Status EndStep() override;
   LinkError error() const override { return errors_.error(); }
@@ -49,6 +50,7 @@ class ShmExpertLink final : public ExpertLink {
   // What one pool thread keeps for itself; all threads count the same sequences.
   struct alignas(shm::kLineBytes) PerThread {
     uint64_t next_sequence = 1;
+    uint64_t rung = 0;  // co-located: the last sequence that was let go
     uint64_t lane_sequence[shm::kMaxLanes] = {};
     std::vector<uint32_t> pairs;
   };
@@ -159,7 +161,17 @@ void ShmExpertLink::Submit(const Submission& submission, int thread, int threads
   if (broken()) return;
   const uint32_t rows = BoundRows(submission.rows, submission.max_rows, &errors_);
   CopyShare(submission, sequence, rows, thread);
-  Ring(sequence, self);
+  // Co-located, a ring gives this core away. With ops of ours still to come before Wait (the join
+  // of this very one, shared experts) that would cost a switch back and forth: Wait rings.
+  if (!colocated_) Ring(sequence, self);
+}
+
+void ShmExpertLink::Release(int thread) {
+  PerThread& self = per_thread_[static_cast<size_t>(thread)];
+  const uint64_t last = self.next_sequence - 1;
+  if (!colocated_ || self.rung == last || broken()) return;
+  self.rung = last;
+  Ring(last, self);
 }
 
 void ShmExpertLink::CopyShare(const Submission& submission, uint64_t sequence, uint32_t rows,
@@ -208,6 +220,7 @@ void ShmExpertLink::Wait(const Collection& collection, int thread, int threads) 
   const PerThread& self = per_thread_[static_cast<size_t>(thread)];
   const uint64_t sequence = self.lane_sequence[collection.lane];
   TANDEM_DCHECK(sequence > 0);  // Submit comes first
+  Release(thread);
   const uint32_t rows = BoundRows(collection.rows, collection.max_rows, &errors_);
   const Span share = ShareOf(uint64_t{rows} * limits().hidden, thread, threads_, kElementQuantum);
   if (AwaitDone(sequence, self) && CheckReply(sequence, self)) {

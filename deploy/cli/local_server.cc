@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
@@ -20,6 +21,7 @@
 #include "common/hw/cpu_features.h"
 #include "common/hw/pages.h"
 #include "common/model/model_loader.h"
+#include "deploy/cli/exit_code.h"
 #include "deploy/cli/generate_client.h"
 #include "deploy/cli/host_plan.h"
 #include "deploy/cli/worker_probe.h"
@@ -213,6 +215,18 @@ std::string LocalServer::failure() const {
   std::string text = supervisor_ == nullptr ? "" : supervisor_->failure();
   if (!log_path_.empty() && !text.empty()) text += "\n" + TailOf(log_path_, 12);
   return text;
+}
+
+int RunWithServer(const ServeOptions& options, const std::function<int(const BoundPorts&)>& talk) {
+  auto server = LocalServer::Create({options, /*quiet=*/true});
+  if (!server.ok()) return PrintRefusal(server.status());
+  int result = kExitFailure;
+  const int code = (*server)->Run([&](const BoundPorts& ports) {
+    result = talk(ports);
+    (*server)->Stop();
+  });
+  if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";
+  return code != kExitOk ? code : result;
 }
 
 }  // namespace tandem

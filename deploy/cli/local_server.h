@@ -58,6 +58,10 @@ class LocalServer {
   std::atomic<bool> ended_{false};
 };
 
+// Starts a server of these options, runs `talk` when it is ready, stops it. Returns talk's exit
+// code, or that of a server that could not be started or ended, with the reason on stderr.
+int RunWithServer(const ServeOptions& options, const std::function<int(const BoundPorts&)>& talk);
+
 // The key that our own client uses: the given one, else the first of the key file, else none.
 absl::StatusOr<std::string> ClientApiKey(const ServeOptions& options);
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
+#include "deploy/cli/eval_command.h"
 #include "deploy/cli/exit_code.h"
 #include "deploy/cli/generate_client.h"
 #include "deploy/cli/local_server.h"
@@ -38,19 +39,12 @@ struct AskOptions {
   double temperature = -1;
 };
 
-// Runs `talk` against a private server; its result is the exit code.
-int WithServer(ServeOptions options, const std::function<int(GenerateClient&)>& talk) {
-  auto server = LocalServer::Create({options, /*quiet=*/true});
-  if (!server.ok()) return PrintRefusal(server.status());
-  int result = kExitFailure;
-  const int code = (*server)->Run([&](const BoundPorts& ports) {
+int WithClient(const ServeOptions& options, const std::function<int(GenerateClient&)>& talk) {
+  return RunWithServer(options, [&](const BoundPorts& ports) {
     const auto key = ClientApiKey(options);
     GenerateClient client(absl::StrCat("127.0.0.1:", ports.grpc), key.ok() ? *key : "");
-    result = talk(client);
-    (*server)->Stop();
+    return talk(client);
   });
-  if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";
-  return code != kExitOk ? code : result;
 }
 
 bool Answer(GenerateClient& client, std::vector<ChatTurn>& turns, const AskOptions& ask) {
@@ -66,14 +60,14 @@ bool Answer(GenerateClient& client, std::vector<ChatTurn>& turns, const AskOptio
 }
 
 int RunOnce(const ServeOptions& options, const AskOptions& ask) {
-  return WithServer(options, [&](GenerateClient& client) {
+  return WithClient(options, [&](GenerateClient& client) {
     std::vector<ChatTurn> turns = {{"user", ask.prompt}};
     return Answer(client, turns, ask) ? kExitOk : kExitFailure;
   });
 }
 
 int Chat(const ServeOptions& options, const AskOptions& ask) {
-  return WithServer(options, [&](GenerateClient& client) {
+  return WithClient(options, [&](GenerateClient& client) {
     const bool terminal = isatty(STDIN_FILENO) != 0;
     if (terminal) std::cerr << "Ask; an empty line or Ctrl-D ends.\n";
     std::vector<ChatTurn> turns;
@@ -86,29 +80,20 @@ int Chat(const ServeOptions& options, const AskOptions& ask) {
   });
 }
 
-// A server of one's own gets free ports unless told otherwise.
-ServeOptions PrivateServer() {
-  ServeOptions options;
-  options.http_port = options.grpc_port = options.metrics_port = 0;
-  options.max_sequences = 4;
-  options.log_level = "warn";
-  return options;
-}
-
 int Main(int argc, char** argv) {
   OptionParser parser("tandem", "Serves mixture-of-experts models from one machine");
   ServeOptions serve_options;
   OptionParser serve(parser, "serve", "Start the server and keep it running");
   serve_options.Register(serve);
 
-  ServeOptions run_options = PrivateServer();
+  ServeOptions run_options = PrivateServerOptions();
   AskOptions ask;
   OptionParser run(parser, "run", "Answer one prompt");
   run_options.Register(run);
   run.AddPositional("prompt", "What to ask", &ask.prompt);
   run.Required();
   OptionParser chat(parser, "chat", "Talk with the model in the terminal");
-  ServeOptions chat_options = PrivateServer();
+  ServeOptions chat_options = PrivateServerOptions();
   chat_options.Register(chat);
   for (OptionParser* command : {&run, &chat}) {
     command->Add("max-tokens", "Longest answer; 0: what the context leaves", &ask.max_tokens,
@@ -118,15 +103,21 @@ int Main(int argc, char** argv) {
   QuantizeOptions quantize_options;
   OptionParser quantize(parser, "quantize", "Write a model with quantized weights");
   quantize_options.Register(quantize);
+  EvalOptions eval_options;
+  OptionParser eval(parser, "eval", "Measure a model: bytes, speed, perplexity, task accuracy");
+  eval_options.Register(eval);
   parser.RequireSubcommand();
   if (const auto exit_code = parser.Parse(argc, argv)) return *exit_code;
 
   if (quantize.Chosen()) return RunQuantize(quantize_options);
-  const ServeOptions& options =
-      serve.Chosen() ? serve_options : (run.Chosen() ? run_options : chat_options);
-  InitLogging("tandem", options.log_level);
-  if (serve.Chosen()) return Serve(options);
-  return run.Chosen() ? RunOnce(options, ask) : Chat(options, ask);
+  const ServeOptions* options = &chat_options;
+  if (serve.Chosen()) options = &serve_options;
+  if (run.Chosen()) options = &run_options;
+  if (eval.Chosen()) options = &eval_options.serve;
+  InitLogging("tandem", options->log_level);
+  if (serve.Chosen()) return Serve(*options);
+  if (eval.Chosen()) return RunEval(eval_options);
+  return run.Chosen() ? RunOnce(*options, ask) : Chat(*options, ask);
 }
 
 }  // namespace

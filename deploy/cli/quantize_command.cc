@@ -21,7 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A bar that is drawn over on a terminal, a line every ten percent elsewhere.
+constexpr std::chrono::seconds kLineInterval(10);
+
+// A bar that is drawn over on a terminal, a line every ten seconds elsewhere.
 class ProgressBar {
  public:
   void Show(uint64_t done, uint64_t total) {
@@ -36,10 +38,11 @@ class ProgressBar {
       std::cerr << absl::StrFormat("\r\033[K[%-25s] %3d %%  %s of %s, %.0f s left", bar, percent,
                                    FormatBytes(done), FormatBytes(total), left)
                 << std::flush;
-    } else if (percent / 10 > shown_ / 10) {
+      shown_ = percent;
+    } else if (const auto now = Clock::now(); now - drawn_ >= kLineInterval) {
+      drawn_ = now;
       std::cerr << absl::StrCat("quantized ", percent, " % of ", FormatBytes(total), "\n");
     }
-    shown_ = percent;
   }
 
   void Clear() const {
@@ -49,8 +52,8 @@ class ProgressBar {
  private:
   const bool terminal_ = isatty(STDERR_FILENO) != 0;
   const Clock::time_point start_ = Clock::now();
-  Clock::time_point drawn_;
-  int shown_ = 0;
+  Clock::time_point drawn_ = start_;
+  int shown_ = -1;
 };
 
 bool IsStopRequested() {
@@ -112,7 +115,10 @@ absl::StatusOr<EncodeTarget> ParseTarget(const std::string& format, const std::s
 
 int RunQuantize(const QuantizeOptions& options) {
   const auto target = ParseTarget(options.format, options.group);
-  if (!target.ok()) return PrintRefusal(target.status());
+  if (!target.ok()) {
+    PrintRefusal(target.status());
+    return kExitUsage;
+  }
   BlockStopSignals();
   QuantizeRequest request;
   request.model_dir = options.model;

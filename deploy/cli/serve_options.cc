@@ -66,4 +66,12 @@ void ServeOptions::Register(OptionParser& parser) {
                    {"debug", "info", "warn", "error"});
 }
 
+ServeOptions PrivateServerOptions() {
+  ServeOptions options;
+  options.http_port = options.grpc_port = options.metrics_port = 0;
+  options.max_sequences = 4;
+  options.log_level = "warn";
+  return options;
+}
+
 }  // namespace tandem

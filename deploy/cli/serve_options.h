@@ -40,4 +40,7 @@ struct ServeOptions {
   void Register(OptionParser& parser);
 };
 
+// Of a server for one command: free ports, few sequences, only warnings in its log.
+ServeOptions PrivateServerOptions();
+
 }  // namespace tandem

@@ -1,0 +1,249 @@
+#include "deploy/cli/evaluation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kRowsFile = "/eval.json";
+constexpr const char* kQuestionsFile = "/eval.jsonl";
+
+absl::Status LoadRows(const std::string& path, EvalSets* sets) {
+  std::ifstream in(path);
+  const EvalJson json = EvalJson::parse(in, nullptr, /*allow_exceptions=*/false);
+  const auto rows = json.is_object() ? json.find("perplexity_rows") : json.end();
+  if (!json.is_object() || rows == json.end() || !rows->is_array()) {
+    return absl::InvalidArgumentError(path + ": has no list 'perplexity_rows'");
+  }
+  for (const EvalJson& row : *rows) {
+    if (!row.is_string() && !row.is_array()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": row ", sets->rows.size(),
+                                                     " is neither a text nor a list of token ids"));
+    }
+    sets->rows.push_back(row);
+  }
+  return absl::OkStatus();
+}
+
+bool IsText(const EvalJson& json, const char* key) {
+  return json.contains(key) && json[key].is_string();
+}
+
+absl::Status LoadQuestions(const std::string& path, EvalSets* sets) {
+  std::ifstream in(path);
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    const EvalJson json = EvalJson::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !IsText(json, "task") || !IsText(json, "expected") ||
+        !json.contains("messages") || !json["messages"].is_array()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": line ", number, " has no task, messages and expected answer"));
+    }
+    sets->questions.push_back({json["task"], json["messages"],
+                               json.contains("tools") ? json["tools"] : EvalJson(),
+                               json["expected"]});
+  }
+  return absl::OkStatus();
+}
+
+// Runs `work(i)` for every i below `count` on `threads` threads; the first error ends it.
+absl::Status ForEach(size_t count, int threads, const std::function<absl::Status(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  absl::Status status;
+  const auto loop = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      const absl::Status done = work(i);
+      if (done.ok()) continue;
+      const std::lock_guard lock(mutex);
+      if (status.ok()) status = done;
+      next = count;
+    }
+  };
+  std::vector<std::thread> pool;
+  const size_t wanted = std::min<size_t>(static_cast<size_t>(std::max(threads, 1)), count);
+  for (size_t i = 0; i < wanted; ++i) pool.emplace_back(loop);
+  for (std::thread& thread : pool) thread.join();
+  return status;
+}
+
+absl::Status Unexpected(std::string_view what) {
+  return absl::InternalError(absl::StrCat("the server's answer has no ", std::string(what)));
+}
+
+// The first choice of a completion.
+absl::StatusOr<EvalJson> Complete(const AskServer& ask, EvalJson body) {
+  body["temperature"] = 0;
+  ASSIGN_OR_RETURN(const EvalJson answer, ask("/v1/completions", body));
+  if (!answer.is_object() || !answer.contains("choices") || !answer["choices"].is_array() ||
+      answer["choices"].empty() || !IsText(answer["choices"][0], "text")) {
+    return Unexpected("choices with text");
+  }
+  return answer["choices"][0];
+}
+
+struct NegativeLog {
+  double sum = 0;
+  int64_t tokens = 0;
+};
+
+absl::StatusOr<NegativeLog> RowLoss(const AskServer& ask, const std::string& model,
+                                    const EvalJson& row) {
+  ASSIGN_OR_RETURN(
+      const EvalJson choice,
+      Complete(
+          ask,
+          {{"model", model}, {"prompt", row}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 0}}));
+  const auto logprobs = choice.find("logprobs");
+  if (logprobs == choice.end() || !logprobs->is_object() || !logprobs->contains("token_logprobs")) {
+    return Unexpected("log-probabilities of the prompt");
+  }
+  NegativeLog loss;
+  for (const EvalJson& logprob : (*logprobs)["token_logprobs"]) {
+    if (!logprob.is_number()) continue;  // the first token has none
+    loss.sum -= logprob.get<double>();
+    ++loss.tokens;
+  }
+  if (row.is_array() && loss.tokens + 1 != static_cast<int64_t>(row.size())) {
+    return Unexpected("log-probability for every token of the prompt");
+  }
+  return loss;
+}
+
+absl::StatusOr<bool> IsAnswered(const AskServer& ask, const EvalSettings& settings,
+                                const EvalQuestion& question) {
+  EvalJson render = {{"model", settings.model}, {"messages", question.messages}};
+  if (!question.tools.is_null()) {
+    render["chat_template_kwargs"] = EvalJson{{"tools", question.tools}};
+  }
+  ASSIGN_OR_RETURN(const EvalJson rendered, ask("/tokenize", render));
+  if (!rendered.is_object() || !rendered.contains("tokens")) return Unexpected("tokens");
+  ASSIGN_OR_RETURN(const EvalJson choice, Complete(ask, {{"model", settings.model},
+                                                         {"prompt", rendered["tokens"]},
+                                                         {"max_tokens", settings.max_tokens}}));
+  const std::string text = choice["text"];
+  return absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.expected);
+}
+
+absl::StatusOr<double> SecondsFor(const AskServer& ask, const std::string& model,
+                                  const EvalJson& prompt, int tokens) {
+  const auto start = std::chrono::steady_clock::now();
+  RETURN_IF_ERROR(
+      Complete(ask,
+               {{"model", model}, {"prompt", prompt}, {"max_tokens", tokens}, {"ignore_eos", true}})
+          .status());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Longer minus shorter generation, so that prefill and the request itself cancel; median of three.
+absl::StatusOr<double> TokensPerSecond(const AskServer& ask, const EvalSettings& settings,
+                                       const EvalJson& prompt) {
+  constexpr int kShort = 4;
+  constexpr size_t kRounds = 3;
+  std::vector<double> speeds;
+  for (size_t round = 0; round < kRounds; ++round) {
+    ASSIGN_OR_RETURN(const double few, SecondsFor(ask, settings.model, prompt, kShort));
+    ASSIGN_OR_RETURN(const double many,
+                     SecondsFor(ask, settings.model, prompt, kShort + settings.speed_tokens));
+    speeds.push_back(settings.speed_tokens / std::max(many - few, 1e-9));
+  }
+  std::nth_element(speeds.begin(), speeds.begin() + kRounds / 2, speeds.end());
+  return speeds[kRounds / 2];
+}
+
+std::vector<TaskScore> Score(const std::vector<EvalQuestion>& questions,
+                             const std::vector<char>& right) {
+  std::vector<TaskScore> tasks;
+  for (size_t i = 0; i < questions.size(); ++i) {
+    auto task = std::find_if(tasks.begin(), tasks.end(), [&](const TaskScore& score) {
+      return score.task == questions[i].task;
+    });
+    if (task == tasks.end()) task = tasks.insert(tasks.end(), {questions[i].task});
+    task->right += right[i];
+    ++task->total;
+  }
+  return tasks;
+}
+
+}  // namespace
+
+TaskScore EvalResult::Total() const {
+  TaskScore total = {"total"};
+  for (const TaskScore& task : tasks) {
+    total.right += task.right;
+    total.total += task.total;
+  }
+  return total;
+}
+
+absl::StatusOr<EvalSets> LoadEvalSets(const std::string& dir) {
+  EvalSets sets;
+  const std::string rows = dir + kRowsFile;
+  const std::string questions = dir + kQuestionsFile;
+  std::error_code error;
+  const bool has_rows = std::filesystem::exists(rows, error);
+  const bool has_questions = std::filesystem::exists(questions, error);
+  if (!has_rows && !has_questions) {
+    return absl::NotFoundError(dir +
+                               ": has neither eval.json nor eval.jsonl; --tasks names a "
+                               "directory that has");
+  }
+  if (has_rows) RETURN_IF_ERROR(LoadRows(rows, &sets));
+  if (has_questions) RETURN_IF_ERROR(LoadQuestions(questions, &sets));
+  if (sets.rows.empty() && sets.questions.empty()) {
+    return absl::InvalidArgumentError(dir + ": its sets are empty");
+  }
+  return sets;
+}
+
+absl::StatusOr<EvalResult> Evaluate(const EvalSets& sets, const AskServer& ask,
+                                    const EvalSettings& settings) {
+  const size_t total = sets.rows.size() + sets.questions.size();
+  std::mutex mutex;
+  NegativeLog loss;
+  size_t done = 0;
+  std::vector<char> right(sets.questions.size());
+  const auto note = [&] {
+    if (settings.progress) settings.progress(++done, total);
+  };
+  RETURN_IF_ERROR(ForEach(sets.rows.size(), settings.streams, [&](size_t i) -> absl::Status {
+    ASSIGN_OR_RETURN(const NegativeLog row, RowLoss(ask, settings.model, sets.rows[i]));
+    const std::lock_guard lock(mutex);
+    loss.sum += row.sum;
+    loss.tokens += row.tokens;
+    note();
+    return absl::OkStatus();
+  }));
+  RETURN_IF_ERROR(ForEach(sets.questions.size(), settings.streams, [&](size_t i) -> absl::Status {
+    ASSIGN_OR_RETURN(const bool is_right, IsAnswered(ask, settings, sets.questions[i]));
+    const std::lock_guard lock(mutex);
+    right[i] = is_right ? 1 : 0;
+    note();
+    return absl::OkStatus();
+  }));
+  EvalResult result;
+  if (loss.tokens > 0) result.perplexity = std::exp(loss.sum / static_cast<double>(loss.tokens));
+  result.tasks = Score(sets.questions, right);
+  EvalJson prompt = "Once upon a time";
+  if (!sets.rows.empty()) {
+    prompt = sets.rows[0];
+    if (prompt.is_array() && prompt.size() > 16) prompt.erase(prompt.begin() + 16, prompt.end());
+  }
+  ASSIGN_OR_RETURN(result.tokens_per_second, TokensPerSecond(ask, settings, prompt));
+  return result;
+}
+
+}  // namespace tandem

@@ -115,6 +115,7 @@ struct V {
 #include "expert_worker/kernels/elementwise.inc"
 #include "expert_worker/kernels/exact.inc"
 #include "expert_worker/kernels/avx2_codes.inc"
+#include "expert_worker/kernels/avx2_rows.inc"
 #include "expert_worker/kernels/avx2_int8.inc"
 #include "expert_worker/kernels/avx2_fp8.inc"
 // clang-format on

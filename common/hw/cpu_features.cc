@@ -1,6 +1,8 @@
 #include "common/hw/cpu_features.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -25,6 +27,14 @@ uint64_t EnabledStates() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Linux lets a process use tiles once it has asked (for all its threads; kernels from 5.16 on), and
+// faults its first tile instruction otherwise.
+bool TilesArePermitted() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 constexpr bool Bit(unsigned word, int bit) { return ((word >> bit) & 1) != 0; }
 
 }  // namespace
@@ -46,7 +56,7 @@ CpuFeatures DetectCpuFeatures() {
   f.avx512_vnni = f.avx512 && Bit(leaf7.ecx, 11);
   f.avx512_vbmi = f.avx512 && Bit(leaf7.ecx, 1);
   f.avx512_bf16 = f.avx512 && Bit(leaf7_1.eax, 5);
-  f.amx_tile = f.avx512 && tiles && Bit(leaf7.edx, 24);
+  f.amx_tile = f.avx512 && tiles && Bit(leaf7.edx, 24) && TilesArePermitted();
   f.amx_int8 = f.amx_tile && Bit(leaf7.edx, 25);
   f.amx_bf16 = f.amx_tile && Bit(leaf7.edx, 22);
   f.waitpkg = Bit(leaf7.ecx, 5);

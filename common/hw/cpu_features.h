@@ -18,7 +18,7 @@ struct CpuFeatures {
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool avx512_vbmi = false;
-  bool amx_tile = false;  // state enabled by the operating system too
+  bool amx_tile = false;  // and the operating system lets this process use tiles
   bool amx_int8 = false;
   bool amx_bf16 = false;
   bool waitpkg = false;
@@ -27,6 +27,7 @@ struct CpuFeatures {
   Isa BestIsa() const;
 };
 
+// Asks the operating system for the use of tiles where the CPU has them.
 CpuFeatures DetectCpuFeatures();
 
 std::string_view IsaName(Isa isa);

@@ -5,7 +5,7 @@
 namespace tandem::kernels {
 namespace {
 
-constexpr const KernelTable* kTables[] = {&kAvx512VnniTable, &kAvx512Table, &kAvx2Table,
+constexpr const KernelTable* kTables[] = {&kAmxTable, &kAvx512VnniTable, &kAvx512Table, &kAvx2Table,
                                           &kRefTable};
 
 }  // namespace
@@ -24,7 +24,8 @@ bool IsRunnable(const KernelTable& table, const CpuFeatures& features) {
     case Isa::kAvx512:
       return features.avx512;
     case Isa::kAmx:
-      return features.amx_tile && features.amx_int8 && features.amx_bf16;
+      return features.amx_tile && features.amx_int8 && features.amx_bf16 &&
+             IsRunnable(kAvx512VnniTable, features);
   }
   return false;
 }

@@ -10,5 +10,6 @@ extern const KernelTable kRefTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512VnniTable;
+extern const KernelTable kAmxTable;
 
 }  // namespace tandem::kernels

@@ -3,6 +3,7 @@
 // Activations in the form that a format's fast kernel wants, with the gaps between chunks that
 // kernel_table.h describes. Owns its memory; for tests and benches.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -43,6 +44,12 @@ class ActivationRows {
     call.bf16 = bf16_.data();
     call.bf16_stride = stride_;
     call.int8 = {q_.data(), scale_.data(), scaled_sum_.data(), sum_.data(), stride_, groups_};
+  }
+
+  // Of the int8 groups of a row.
+  float LargestScale(uint32_t row) const {
+    const auto first = scale_.begin() + row * groups_;
+    return *std::max_element(first, first + groups_);
   }
 
   // The value that the kernel sees of input j (position j of a chunkless row).

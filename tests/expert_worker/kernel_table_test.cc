@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "common/hw/cpu_features.h"
 #include "expert_worker/kernels/packed_matrix.h"
 #include "expert_worker/kernels/panel_layout.h"
 #include "expert_worker/kernels/select.h"
 #include "expert_worker/kernels/tables.h"
+#include "tests/expert_worker/tested_tables.h"
 
 namespace tandem::kernels {
 namespace {
@@ -55,7 +55,7 @@ PackSource F32Source(const std::vector<float>& w, size_t stride) {
 class EveryTable : public ::testing::TestWithParam<const KernelTable*> {
  protected:
   void SetUp() override {
-    if (!IsRunnable(*GetParam(), DetectCpuFeatures())) {
+    if (!CanRun(*GetParam())) {
       GTEST_SKIP() << "this CPU lacks " << GetParam()->name;
     }
   }
@@ -63,7 +63,7 @@ class EveryTable : public ::testing::TestWithParam<const KernelTable*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Tables, EveryTable,
-                         ::testing::ValuesIn(AllKernelTables().begin(), AllKernelTables().end()),
+                         ::testing::ValuesIn(TestedTables().begin(), TestedTables().end()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 std::vector<float> RunGemm(const KernelTable& table, WeightFormat format, const OwnedMatrix& w,

@@ -5,7 +5,8 @@
 includes   a folder includes only the folders it may depend on (STYLE: services know nothing of each other)
 sizes      no file over 600 lines (kernels 800), no function over 70
 headers    a source includes its own header first; a header without a source compiles alone
-symbols    objects of an instruction set have no weak symbols: the linker could pick them for all
+symbols    objects of an instruction set have no weak symbols (the linker could pick them for all), hold
+           the instructions they exist for, and none of a later set
 metrics    metric names follow tandem_<service>_<noun>_<unit>
 paths      no absolute machine paths in the tree
 format     clang-format has nothing to change
@@ -53,7 +54,8 @@ EXCEPTIONS = {
     "gpu_worker/inprocess_experts.h": KERNELS,
 }
 # Kernels see plain data only.
-KERNEL_HEADERS = {"common/hw/isa.h", "common/tensor/dtype.h", "common/hw/cpu_features.h"}
+KERNEL_HEADERS = {"common/hw/isa.h", "common/tensor/dtype.h", "common/tensor/weight_format.h",
+                  "common/hw/cpu_features.h"}
 
 
 def sources(root, suffixes=(".h", ".cc", ".inc", ".cu")):
@@ -129,7 +131,7 @@ def check_headers(root, build):
         if name.endswith(".h") and name[:-2] + ".cc" not in names:
             done = subprocess.run(["g++", *flags, str(pathlib.Path(root) / name)],
                                   capture_output=True, text=True)
-            if done.returncode != 0:
+            if done.returncode != 0 and "simde/" not in done.stderr.splitlines()[0]:  # SIMDe is optional
                 yield f"{name}: does not compile alone: {done.stderr.splitlines()[0]}"
 
 
@@ -138,12 +140,39 @@ def embed_flags():
     return done.stdout.split() if done.returncode == 0 else []
 
 
+# What each object of the kernels is compiled for; all of it must be there.
+INSTRUCTIONS = {
+    "avx2": {"vpmaddubsw", "vfmadd231ps"},
+    "avx512": {"vfmadd231ps"},
+    "avx512_vnni": {"vpdpbusd", "vdpbf16ps"},
+    "amx": {"ldtilecfg", "tileloadd", "tilestored", "tilezero", "tdpbsud", "tdpbf16ps", "tilerelease"},
+}
+
+
+def instructions_of(path):
+    listed = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(path)],
+                            capture_output=True, text=True, check=True)
+    return (set(re.findall(r"^ +[0-9a-f]+:\t(?:\{\w+\} )?(\w+)", listed.stdout, re.M)),
+            "%zmm" in listed.stdout, "%ymm" in listed.stdout)
+
+
 def check_symbols(_root, build):
-    objects = [p for p in pathlib.Path(build).rglob("expert_kernels.dir/*.o")
-               if re.search(r"(avx|amx)", p.name)]
+    objects = list(pathlib.Path(build).rglob("expert_kernels.dir/*.o"))
     if not objects:
         yield "no objects of expert_kernels found: was it built?"
     for path in objects:
+        name = path.name.split(".")[0]
+        found, zmm, ymm = instructions_of(path)
+        for missing in sorted(INSTRUCTIONS.get(name, set()) - found):
+            yield f"{path.name}: no {missing}"
+        if zmm and not name.startswith(("avx512", "amx")):
+            yield f"{path.name}: uses registers of AVX-512"
+        if ymm and name not in INSTRUCTIONS:
+            yield f"{path.name}: uses registers of AVX"
+        if name != "amx" and any(i.startswith(("tile", "tdp")) for i in found):
+            yield f"{path.name}: uses tiles"
+        if name not in INSTRUCTIONS:
+            continue
         listed = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True, check=True)
         for line in listed.stdout.split("\n"):
             if re.match(r"^[0-9a-f]+ [WwVvu] ", line):

@@ -11,6 +11,7 @@
 #include "common/model/expert_tensors.h"
 #include "common/model/model_loader.h"
 #include "expert_worker/engine/model_experts.h"
+#include "expert_worker/engine/packed_file.h"
 
 namespace tandem::expert {
 namespace {
@@ -93,6 +94,13 @@ absl::Status ExpertWorker::Load(const LoadRequest& request) {
 
 absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenStore(const StoreSpec& spec,
                                                                      const ExpertTensors& tensors) {
+  if (options_.map_weights) {
+    const CheckpointExperts source(&tensors);
+    ASSIGN_OR_RETURN(const PackedFile packed,
+                     PackedFile::OpenOrPack(PackedFile::PathFor(options_.state_dir, spec), spec,
+                                            source, options_.threads, &progress_));
+    return packed.Map(spec);
+  }
   if (options_.weights_fd >= 0) {
     auto store = OpenKeptStore(spec, tensors);
     if (store.ok() || !absl::IsFailedPrecondition(store.status())) return store;
@@ -104,8 +112,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenStore(const Store
   own_fd_ = shm::UniqueFd(memfd.fd);
   reattached_ = false;
   PreferNodeOf(own_fd_.get(), manifest.file_bytes);
-  return WeightStore::Build(own_fd_.get(), spec, CheckpointExperts(&tensors), options_.threads,
-                            &progress_);
+  return FillStore(own_fd_.get(), spec, tensors);
 }
 
 // The supervisor's memfd: attached to if it holds this very store, else written anew.
@@ -124,8 +131,34 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::OpenKeptStore(
   ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec));
   RETURN_IF_ERROR(CheckKeptPages(manifest.file_bytes));
   PreferNodeOf(options_.weights_fd, manifest.file_bytes);
-  return WeightStore::Build(options_.weights_fd, spec, CheckpointExperts(&tensors),
-                            options_.threads, &progress_);
+  return FillStore(options_.weights_fd, spec, tensors);
+}
+
+// From the packed file where there is one or room for it, else from the checkpoint.
+absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::FillStore(int fd, const StoreSpec& spec,
+                                                                     const ExpertTensors& tensors) {
+  if (!options_.state_dir.empty()) {
+    auto store = LoadPacked(fd, spec, tensors);
+    if (store.ok() || absl::IsCancelled(store.status())) return store;
+    LogWarn("packed_file_not_used", {{"reason", store.status().ToString()}});
+  }
+  return WeightStore::Build(fd, spec, CheckpointExperts(&tensors), options_.threads, &progress_);
+}
+
+absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::LoadPacked(
+    int fd, const StoreSpec& spec, const ExpertTensors& tensors) {
+  const std::string path = PackedFile::PathFor(options_.state_dir, spec);
+  const CheckpointExperts source(&tensors);
+  RETURN_IF_ERROR(PackedFile::CheckRoom(path, spec));
+  ASSIGN_OR_RETURN(const PackedFile packed,
+                   PackedFile::OpenOrPack(path, spec, source, options_.threads, &progress_));
+  auto store = packed.Load(fd, spec, options_.threads, &progress_);
+  if (!absl::IsDataLoss(store.status())) return store;
+  LogWarn("packed_file_refused", {{"reason", store.status().ToString()}});
+  packed.Discard();
+  ASSIGN_OR_RETURN(const PackedFile again,
+                   PackedFile::OpenOrPack(path, spec, source, options_.threads, &progress_));
+  return again.Load(fd, spec, options_.threads, &progress_);
 }
 
 // The supervisor could only guess the size when it chose the pages; the exact number is known here.

@@ -39,6 +39,10 @@ class ExpertWorker {
     std::string model_dir;
     int weights_fd = -1;  // kept by a supervisor; -1: a memfd of our own, lost with the process
     HugePages huge_pages = HugePages::kAuto;  // of that memfd
+    // Where packed experts are kept on disk (engine/packed_file.h); empty: they are packed from the
+    // checkpoint at each start.
+    std::string state_dir;
+    bool map_weights = false;  // compute from the packed file as it is mapped, without a copy
     const kernels::KernelTable* kernels = nullptr;
     int threads = 1;
     std::vector<int> cpus;  // one a thread, or empty: not pinned
@@ -113,6 +117,10 @@ class ExpertWorker {
                                                          const ExpertTensors& tensors);
   absl::StatusOr<std::unique_ptr<WeightStore>> OpenKeptStore(const StoreSpec& spec,
                                                              const ExpertTensors& tensors);
+  absl::StatusOr<std::unique_ptr<WeightStore>> FillStore(int fd, const StoreSpec& spec,
+                                                         const ExpertTensors& tensors);
+  absl::StatusOr<std::unique_ptr<WeightStore>> LoadPacked(int fd, const StoreSpec& spec,
+                                                          const ExpertTensors& tensors);
   absl::Status CheckKeptPages(uint64_t bytes) const;
   void PreferNodeOf(int fd, uint64_t bytes) const;
   void CheckPlacement();

@@ -3,11 +3,13 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/base/log.h"
@@ -20,6 +22,7 @@
 #include "common/hw/numa_placement.h"
 #include "common/hw/topology.h"
 #include "common/rpc/rpc_server.h"
+#include "expert_worker/engine/model_experts.h"
 #include "expert_worker/expert_worker.h"
 #include "expert_worker/kernels/select.h"
 #include "expert_worker/service.h"
@@ -43,6 +46,9 @@ struct Flags {
   int threads = 0;
   std::string max_isa = "amx";
   std::string huge_pages = "auto";
+  std::string state_dir;
+  std::string weights = "copy";
+  bool pack_only = false;
   std::string placement = "auto";
   std::string metrics_host = "127.0.0.1";
   int metrics_port = -1;
@@ -68,6 +74,13 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
                    {"ref", "avx2", "avx512", "amx"});
   parser.AddChoice("huge-pages", "Huge pages for the packed weights", &flags->huge_pages,
                    {"auto", "require", "off"});
+  parser.Add("state-dir",
+             "Directory that keeps packed weights between starts; empty: packed at each start",
+             &flags->state_dir);
+  parser.AddChoice("weights", "Copy packed weights into memory, or map the packed file",
+                   &flags->weights, {"copy", "map"});
+  parser.AddFlag("pack-only", "Write the packed weights of --model to --state-dir and exit",
+                 &flags->pack_only);
   parser.AddChoice("placement", "Whether a gpu worker shares these CPUs", &flags->placement,
                    {"auto", "apart", "co-located"});
   parser.Add("metrics-host", "Address of /metrics", &flags->metrics_host);
@@ -88,6 +101,11 @@ absl::StatusOr<ExpertWorker::Options> MakeOptions(const Flags& flags,
   options.model_dir = flags.model;
   options.weights_fd = flags.weights_fd;
   ASSIGN_OR_RETURN(options.huge_pages, ParseHugePages(flags.huge_pages));
+  options.state_dir = flags.state_dir;
+  options.map_weights = flags.weights == "map";
+  if (options.map_weights && options.state_dir.empty()) {
+    return absl::InvalidArgumentError("--weights=map needs a --state-dir");
+  }
   ASSIGN_OR_RETURN(const Isa cap, ParseIsa(flags.max_isa));
   const CpuFeatures features = DetectCpuFeatures();
   options.kernels = kernels::SelectKernelTable(cap, features);
@@ -148,12 +166,36 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   return absl::OkStatus();
 }
 
+// Ends early, without a file, at a stop signal.
+absl::Status Pack(const Flags& flags, const sigset_t& signals) {
+  if (flags.model.empty() || flags.state_dir.empty()) {
+    return absl::InvalidArgumentError("--pack-only needs --model and --state-dir");
+  }
+  ASSIGN_OR_RETURN(const ProcessCpus placed, PlaceProcess(flags.cpus, flags.threads));
+  LoadProgress progress;
+  std::atomic<bool> done{false};
+  std::thread watch([&] {
+    const timespec poll{0, 200'000'000};
+    for (int ticks = 1; !done; ++ticks) {
+      if (sigtimedwait(&signals, nullptr, &poll) > 0) progress.cancel = true;
+      if (ticks % 25 != 0 || progress.total_bytes == 0) continue;
+      LogInfo("packing", {{"percent", LogValue(100 * progress.loaded_bytes / progress.total_bytes)},
+                          {"bytes", LogValue(progress.total_bytes.load())}});
+    }
+  });
+  const auto packed = PackModel(flags.model, flags.state_dir, placed.threads, &progress);
+  done = true;
+  watch.join();
+  if (packed.ok()) LogInfo("packed", {{"file", packed->path()}});
+  return packed.status();
+}
+
 int Main(int argc, char** argv) {
   const sigset_t signals = BlockStopSignals();
   umask(0077);  // sockets are for this user only
   Flags flags;
   if (std::optional<int> code = ParseFlags(argc, argv, &flags)) return *code;
-  const absl::Status status = Serve(flags, signals);
+  const absl::Status status = flags.pack_only ? Pack(flags, signals) : Serve(flags, signals);
   if (!status.ok()) {
     LogError("exiting", {{"reason", status.ToString()}});
     return 1;

@@ -39,6 +39,11 @@ class ExpertTensors {
   int64_t intermediate() const { return intermediate_; }
   int experts() const { return experts_; }
   bool has_layer(int layer) const;
+  // As the checkpoint holds it. REQUIRES: has_layer(layer), 0 <= expert < experts().
+  const WeightMatrix& matrix(int layer, int expert, ExpertPart part) const {
+    return layers_[static_cast<size_t>(layer)][static_cast<size_t>(expert) * 3 +
+                                               static_cast<size_t>(part)];
+  }
 
  private:
   ExpertTensors() = default;

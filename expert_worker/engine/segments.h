@@ -8,6 +8,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "common/tensor/weight_format.h"
 
 namespace tandem::expert {
 
@@ -18,10 +19,32 @@ struct SegmentRange {
   bool operator==(const SegmentRange&) const = default;
 };
 
-// The largest of 64, 32, 16, 8 and 4 that leaves at least four segments, else 4. Gate and up of 64
-// features are four panels, as many as a kernel walks at a time, and a down panel is then 4 KiB of
-// BF16: shorter ones are read from memory at two thirds of the speed.
-uint32_t ChooseQuantum(uint32_t intermediate);
+// A matrix of experts as it is packed: one format for all experts of a layer.
+struct MatrixFormat {
+  WeightFormat format = WeightFormat::kBf16;
+  uint32_t group_columns = 0;  // 0 for plain formats, and for one scale a row
+  bool operator==(const MatrixFormat&) const = default;
+};
+struct LayerFormat {
+  MatrixFormat gate_up;
+  MatrixFormat down;
+  bool operator==(const LayerFormat&) const = default;
+};
+
+// Whether kernels multiply it: the integer ones need scales over a power of two of dot groups.
+bool IsSupported(const MatrixFormat& m);
+
+// Whether every segment lies within a group and super-block of down's columns or is a whole number
+// of them: then each segment holds copies of the scales it touches, and any cut is exact.
+bool QuantumFits(const MatrixFormat& down, uint32_t quantum);
+
+// The largest fitting one of 64, 32, 16, 8 and 4 that leaves at least four segments, else 4. Gate
+// and up of 64 features are four panels, as many as a kernel walks at a time, and a down panel is
+// then 4 KiB of BF16: shorter ones are read from memory at two thirds of the speed. 128 where a
+// scale covers 128 columns or more, so that down's scales are not stored twice; no more, since a
+// decode step of 8 experts has only intermediate / quantum tasks an expert to spread over threads.
+// `layers`: of the whole model. REQUIRES: not empty.
+uint32_t ChooseQuantum(uint32_t intermediate, std::span<const LayerFormat> layers);
 
 // The last segment is narrower where the quantum does not divide the dimension.
 constexpr uint32_t SegmentCount(uint32_t intermediate, uint32_t quantum) {

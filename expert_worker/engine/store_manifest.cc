@@ -6,16 +6,39 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 #include "expert_worker/kernels/packed_matrix.h"
 #include "expert_worker/kernels/panel_layout.h"
 
 namespace tandem::expert {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
-
 constexpr uint64_t RoundUp(uint64_t value, uint64_t step) {
   return (value + step - 1) / step * step;
+}
+
+absl::Status CheckFormat(const MatrixFormat& m) {
+  if (IsSupported(m)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("no kernel multiplies groups of ", m.group_columns,
+                                                 " columns of weight format ",
+                                                 static_cast<int>(m.format)));
+}
+
+absl::Status CheckFormats(const StoreSpec& spec) {
+  if (spec.formats.size() != 1 && spec.formats.size() != spec.moe_layers.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(spec.formats.size(), " formats for ",
+                                                   spec.moe_layers.size(), " layers of experts"));
+  }
+  for (const LayerFormat& layer : spec.formats) {
+    RETURN_IF_ERROR(CheckFormat(layer.gate_up));
+    RETURN_IF_ERROR(CheckFormat(layer.down));
+    if (!QuantumFits(layer.down, spec.quantum)) {
+      return absl::InvalidArgumentError(absl::StrCat("segments of ", spec.quantum,
+                                                     " features cut groups of ",
+                                                     layer.down.group_columns, " columns"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSpec(const StoreSpec& spec) {
@@ -35,7 +58,13 @@ absl::Status CheckSpec(const StoreSpec& spec) {
     }
     above = layer + 1;
   }
-  return absl::OkStatus();
+  return CheckFormats(spec);
+}
+
+LayerEntry EntryOf(size_t slot, const LayerFormat& format) {
+  return {static_cast<uint16_t>(slot), static_cast<uint8_t>(format.gate_up.format),
+          static_cast<uint8_t>(format.down.format), format.gate_up.group_columns,
+          format.down.group_columns};
 }
 
 std::string Differs(std::string_view field, uint64_t wanted, uint64_t found) {
@@ -45,15 +74,13 @@ std::string Differs(std::string_view field, uint64_t wanted, uint64_t found) {
 }  // namespace
 
 absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec) {
-  if (absl::Status status = CheckSpec(spec); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSpec(spec));
   StoreManifest m{};
   m.magic = kStoreMagic;
   m.version = kStoreVersion;
-  m.format = static_cast<uint32_t>(spec.format);
-  m.layout_tag = kernels::LayoutTag(spec.format);
-  m.group_columns = spec.group_columns;
-  m.layers = spec.layers;
+  m.layout_tag = kernels::LayoutTag(WeightFormat::kF32);  // the version: formats are named below
   m.model_hash = spec.model_hash;
+  m.layers = spec.layers;
   m.slots = static_cast<uint32_t>(spec.moe_layers.size());
   m.experts = spec.experts;
   m.hidden = spec.hidden;
@@ -61,19 +88,48 @@ absl::StatusOr<StoreManifest> MakeManifest(const StoreSpec& spec) {
   m.quantum = spec.quantum;
   m.segment_begin = spec.segments.begin;
   m.segment_end = spec.segments.end;
-  m.down_offset = kernels::PanelBytes(spec.format, spec.hidden, spec.group_columns) *
-                  kernels::PanelCount(2 * spec.quantum);
-  m.segment_bytes =
-      m.down_offset + kernels::PanelBytes(spec.format, spec.quantum, spec.group_columns) *
-                          kernels::PanelCount(spec.hidden);
-  const uint64_t blocks = uint64_t{m.slots} * m.experts;
-  m.data_offset = RoundUp(sizeof(StoreManifest) + blocks * sizeof(uint64_t), kPageBytes);
-  m.file_bytes = m.data_offset + blocks * spec.segments.size() * m.segment_bytes;
-  for (uint16_t& slot : m.layer_slot) slot = kNoSlot;
+  m.activation_limit = spec.activation.limit;
+  m.activation_alpha = spec.activation.alpha;
+  m.activation_up_offset = spec.activation.up_offset;
+  m.biases = spec.biases ? 1 : 0;
+  for (LayerEntry& entry : m.layer) entry.slot = kNoSlot;
   for (size_t i = 0; i < spec.moe_layers.size(); ++i) {
-    m.layer_slot[spec.moe_layers[i]] = static_cast<uint16_t>(i);
+    m.layer[spec.moe_layers[i]] = EntryOf(i, spec.formats[spec.formats.size() == 1 ? 0 : i]);
   }
+  m.data_offset =
+      RoundUp(sizeof(StoreManifest) + m.checksums() * sizeof(uint64_t), kStorePageBytes);
+  m.file_bytes = m.data_offset;
+  for (const SlotLayout& slot : LayoutsOf(m)) m.file_bytes += slot.block_bytes * m.experts;
   return m;
+}
+
+std::vector<SlotLayout> LayoutsOf(const StoreManifest& m) {
+  using kernels::PanelBytes;
+  std::vector<SlotLayout> layouts;
+  uint64_t offset = m.data_offset;
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    const LayerEntry& entry = m.layer[layer];
+    if (entry.slot == kNoSlot) continue;
+    SlotLayout s{};
+    s.format.gate_up = {static_cast<WeightFormat>(entry.gate_up_format),
+                        entry.gate_up_group_columns};
+    s.format.down = {static_cast<WeightFormat>(entry.down_format), entry.down_group_columns};
+    s.gate_up_panel_bytes =
+        PanelBytes(s.format.gate_up.format, m.hidden, s.format.gate_up.group_columns);
+    s.down_panel_bytes = PanelBytes(s.format.down.format, m.quantum, s.format.down.group_columns);
+    s.bias_offset = s.gate_up_panel_bytes * kernels::PanelCount(2 * m.quantum);
+    const uint64_t bias_bytes = m.biases * 2 * m.quantum * sizeof(float);
+    s.down_offset = s.bias_offset + RoundUp(bias_bytes, kernels::kPackAlignment);
+    s.segment_bytes = RoundUp(s.down_offset + s.down_panel_bytes * kernels::PanelCount(m.hidden),
+                              kStorePageBytes);
+    const bool has_head = m.biases != 0 && m.segment_begin == 0 && m.segments() != 0;
+    s.head_bytes = has_head ? RoundUp(m.hidden * sizeof(float), kStorePageBytes) : 0;
+    s.block_bytes = s.head_bytes + m.segments() * s.segment_bytes;
+    s.offset = offset;
+    offset += s.block_bytes * m.experts;
+    layouts.push_back(s);
+  }
+  return layouts;
 }
 
 std::string ManifestDifference(const StoreManifest& wanted, const StoreManifest& found) {
@@ -81,7 +137,6 @@ std::string ManifestDifference(const StoreManifest& wanted, const StoreManifest&
   if (wanted.model_hash != found.model_hash) {
     return Differs("model_hash", wanted.model_hash, found.model_hash);
   }
-  if (wanted.format != found.format) return Differs("format", wanted.format, found.format);
   if (wanted.layout_tag != found.layout_tag) {
     return Differs("layout_tag", wanted.layout_tag, found.layout_tag);
   }
@@ -90,6 +145,9 @@ std::string ManifestDifference(const StoreManifest& wanted, const StoreManifest&
   }
   if (wanted.segment_end != found.segment_end) {
     return Differs("segment_end", wanted.segment_end, found.segment_end);
+  }
+  if (std::memcmp(wanted.layer, found.layer, sizeof(wanted.layer)) != 0) {
+    return "the formats of the layers differ";
   }
   if (std::memcmp(&wanted, &found, offsetof(StoreManifest, checksum)) != 0) {
     return "the model's shape differs";

@@ -14,7 +14,8 @@ namespace tandem::expert {
 absl::Status PackExperts(const StoreManifest& manifest, const ExpertSource& source, int threads,
                          LoadProgress* progress, char* base);
 
-// Compares the data of a mapped store with its table of checksums. DATA_LOSS names the expert.
-absl::Status VerifyChecksums(const StoreManifest& manifest, const char* base);
+// Compares the segments `range` of a mapped store with its table of checksums. DATA_LOSS names the
+// expert. REQUIRES: the store holds the range.
+absl::Status VerifyChecksums(const StoreManifest& manifest, SegmentRange range, const char* base);
 
 }  // namespace tandem::expert

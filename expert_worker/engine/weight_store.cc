@@ -67,7 +67,7 @@ bool IsSealed(int fd) {
 }
 
 uint64_t ManifestChecksum(const StoreManifest& manifest, const char* base) {
-  const uint64_t table_bytes = uint64_t{manifest.slots} * manifest.experts * sizeof(uint64_t);
+  const uint64_t table_bytes = manifest.checksums() * sizeof(uint64_t);
   const uint64_t head = StoreChecksum(&manifest, offsetof(StoreManifest, checksum), 0);
   return StoreChecksum(base + sizeof(StoreManifest), table_bytes, head);
 }
@@ -132,20 +132,8 @@ absl::Status Resize(int fd, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-WeightStore::WeightStore(const StoreManifest& manifest, const void* base, uint64_t mapped_bytes)
-    : manifest_(manifest), base_(static_cast<const char*>(base)), mapped_bytes_(mapped_bytes) {
-  const uint32_t first = manifest.segment_begin * manifest.quantum;
-  const uint32_t end = std::min(manifest.segment_end * manifest.quantum, manifest.intermediate);
-  width_ = segments() == 0 ? 0 : end - first;
-  gate_up_panel_bytes_ = kernels::PanelBytes(format(), manifest.hidden, manifest.group_columns);
-  down_panel_bytes_ = kernels::PanelBytes(format(), manifest.quantum, manifest.group_columns);
-}
-
-WeightStore::~WeightStore() { munmap(const_cast<char*>(base_), mapped_bytes_); }
-
-absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const StoreSpec& spec) {
+// Maps a file that is `spec`'s store by its manifest, which goes to `found`.
+absl::StatusOr<Mapping> MapChecked(int fd, const StoreSpec& spec, StoreManifest* found) {
   ASSIGN_OR_RETURN(const StoreManifest wanted, MakeManifest(spec));
   ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
   if (file_bytes == 0) return absl::NotFoundError("the weight store is empty");
@@ -153,15 +141,47 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const S
     return absl::DataLossError("the weight store is shorter than its manifest");
   }
   ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ));
+  std::memcpy(found, mapping.base(), sizeof(*found));
+  RETURN_IF_ERROR(CheckManifest(*found, wanted, file_bytes, mapping.base()));
+  return mapping;
+}
+
+}  // namespace
+
+WeightStore::WeightStore(const StoreManifest& manifest, SegmentRange owned, const void* base,
+                         uint64_t mapped_bytes)
+    : manifest_(manifest),
+      layouts_(LayoutsOf(manifest)),
+      owned_(owned),
+      base_(static_cast<const char*>(base)),
+      mapped_bytes_(mapped_bytes) {
+  const uint32_t first = owned.begin * manifest.quantum;
+  const uint32_t end = std::min(owned.end * manifest.quantum, manifest.intermediate);
+  width_ = segments() == 0 ? 0 : end - first;
+  for (const SlotLayout& slot : layouts_) {
+    const uint64_t head = owned.begin == 0 ? slot.head_bytes : 0;
+    data_bytes_ += manifest.experts * (head + segments() * slot.segment_bytes);
+  }
+}
+
+WeightStore::~WeightStore() { munmap(const_cast<char*>(base_), mapped_bytes_); }
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const StoreSpec& spec) {
+  return AttachPart(fd, spec, spec.segments);
+}
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::AttachPart(int fd, const StoreSpec& spec,
+                                                                     SegmentRange owned) {
   StoreManifest found;
-  std::memcpy(&found, mapping.base(), sizeof(found));
-  RETURN_IF_ERROR(CheckManifest(found, wanted, file_bytes, mapping.base()));
+  ASSIGN_OR_RETURN(Mapping mapping, MapChecked(fd, spec, &found));
   const bool sealed = IsSealed(fd);
-  if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, mapping.base()));
+  if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, owned, mapping.base()));
   const bool transparent =
       SharedTransparentAllowed() && madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
-  Populate(mapping.base(), mapping.bytes());
-  std::unique_ptr<WeightStore> store(new WeightStore(found, mapping.base(), mapping.bytes()));
+  // Of a part, comparing the checksums has filled its page tables.
+  if (owned.size() == found.segments()) Populate(mapping.base(), mapping.bytes());
+  std::unique_ptr<WeightStore> store(
+      new WeightStore(found, owned, mapping.base(), mapping.bytes()));
   mapping.Release();
   store->sealed_ = sealed;
   store->page_kind_ = IsHugeTlb(fd) ? PageKind::kHugeTlb
@@ -170,10 +190,13 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const S
   return store;
 }
 
-absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(int fd, const StoreSpec& spec,
-                                                                const ExpertSource& source,
-                                                                int threads,
-                                                                LoadProgress* progress) {
+absl::Status WeightStore::Check(int fd, const StoreSpec& spec) {
+  StoreManifest found;
+  return MapChecked(fd, spec, &found).status();
+}
+
+absl::Status WeightStore::Fill(int fd, const StoreSpec& spec, LoadProgress* progress,
+                               const Filler& fill) {
   ASSIGN_OR_RETURN(StoreManifest manifest, MakeManifest(spec));
   progress->loaded_bytes.store(0, std::memory_order_relaxed);
   progress->total_bytes.store(manifest.file_bytes - manifest.data_offset,
@@ -189,44 +212,84 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(int fd, const St
     auto* head = reinterpret_cast<StoreManifest*>(mapping.base());
     std::memset(head, 0, sizeof(*head));
     if (SharedTransparentAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
-    RETURN_IF_ERROR(PackExperts(manifest, source, threads, progress, mapping.base()));
+    RETURN_IF_ERROR(fill(manifest, mapping.base()));
     manifest.checksum = ManifestChecksum(manifest, mapping.base());
     std::memcpy(head, &manifest, sizeof(manifest));
     std::atomic_ref<uint32_t>(head->complete).store(kStoreComplete, std::memory_order_release);
   }
   // No writable mapping of ours is left; a file that cannot be sealed is verified at each attach.
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+  if (fcntl(fd, F_GET_SEALS) >= 0 && fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     LogWarn("weight_store_not_sealed", {{"reason", Reason()}});
   }
+  return absl::OkStatus();
+}
+
+absl::Status WeightStore::Pack(int fd, const StoreSpec& spec, const ExpertSource& source,
+                               int threads, LoadProgress* progress) {
+  return Fill(fd, spec, progress, [&](const StoreManifest& manifest, char* base) {
+    return PackExperts(manifest, source, threads, progress, base);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(int fd, const StoreSpec& spec,
+                                                                const ExpertSource& source,
+                                                                int threads,
+                                                                LoadProgress* progress) {
+  RETURN_IF_ERROR(Pack(fd, spec, source, threads, progress));
   return Attach(fd, spec);
 }
 
+const char* WeightStore::Block(uint32_t layer, uint32_t expert) const {
+  const SlotLayout& slot = layout(layer);
+  return base_ + slot.offset + expert * slot.block_bytes;
+}
+
 const char* WeightStore::Segment(uint32_t layer, uint32_t expert, uint32_t s) const {
-  const uint64_t block = uint64_t{manifest_.layer_slot[layer]} * manifest_.experts + expert;
-  return base_ + manifest_.data_offset + (block * segments() + s) * manifest_.segment_bytes;
+  const SlotLayout& slot = layout(layer);
+  const uint64_t held = owned_.begin - manifest_.segment_begin + s;
+  return Block(layer, expert) + slot.head_bytes + held * slot.segment_bytes;
 }
 
 kernels::PackedMatrix WeightStore::GateUp(uint32_t layer, uint32_t expert, uint32_t s) const {
+  const SlotLayout& slot = layout(layer);
   kernels::PackedMatrix m{};
-  m.group_columns = manifest_.group_columns;
+  m.group_columns = slot.format.gate_up.group_columns;
   m.data = Segment(layer, expert, s);
   m.n = 2 * segment_width(s);
   m.k = m.k_chunk = manifest_.hidden;
-  m.panel_stride_bytes = gate_up_panel_bytes_;
+  m.panel_stride_bytes = slot.gate_up_panel_bytes;
   m.chunk_stride_bytes = 0;
   return m;
 }
 
 kernels::PackedMatrix WeightStore::Down(uint32_t layer, uint32_t expert) const {
-  kernels::PackedMatrix m{};
-  m.group_columns = manifest_.group_columns;
-  m.data = Segment(layer, expert, 0) + manifest_.down_offset;
-  m.n = manifest_.hidden;
+  kernels::PackedMatrix m = DownSegment(layer, expert, 0);
   m.k = width_;
-  m.k_chunk = manifest_.quantum;
-  m.panel_stride_bytes = down_panel_bytes_;
-  m.chunk_stride_bytes = manifest_.segment_bytes;
   return m;
+}
+
+kernels::PackedMatrix WeightStore::DownSegment(uint32_t layer, uint32_t expert, uint32_t s) const {
+  const SlotLayout& slot = layout(layer);
+  kernels::PackedMatrix m{};
+  m.group_columns = slot.format.down.group_columns;
+  m.data = Segment(layer, expert, s) + slot.down_offset;
+  m.n = manifest_.hidden;
+  m.k = segment_width(s);
+  m.k_chunk = manifest_.quantum;
+  m.panel_stride_bytes = slot.down_panel_bytes;
+  m.chunk_stride_bytes = slot.segment_bytes;
+  return m;
+}
+
+const float* WeightStore::GateUpBias(uint32_t layer, uint32_t expert, uint32_t s) const {
+  if (manifest_.biases == 0) return nullptr;
+  return reinterpret_cast<const float*>(Segment(layer, expert, s) + layout(layer).bias_offset);
+}
+
+const float* WeightStore::DownBias(uint32_t layer, uint32_t expert) const {
+  if (manifest_.biases == 0 || owned_.begin != 0) return nullptr;
+  return reinterpret_cast<const float*>(Block(layer, expert));
 }
 
 }  // namespace tandem::expert

@@ -16,7 +16,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,10 +40,24 @@ class WeightStore {
  public:
   // Maps a complete store.
   static absl::StatusOr<std::unique_ptr<WeightStore>> Attach(int fd, const StoreSpec& spec);
+  // Maps a complete store of more segments than `owned`, and gives those. REQUIRES: they are within
+  // `spec`'s.
+  static absl::StatusOr<std::unique_ptr<WeightStore>> AttachPart(int fd, const StoreSpec& spec,
+                                                                 SegmentRange owned);
 
-  // Packs `source` into the file (whatever it held) on `threads` threads, marks it complete, seals
-  // it where the file can be sealed, and maps it read-only. FAILED_PRECONDITION if it is sealed
+  // Whether the file is a complete store that AttachPart maps, its data apart.
+  static absl::Status Check(int fd, const StoreSpec& spec);
+
+  // Writes a store into the file (whatever it held): `fill` its data and checksums. Marks it
+  // complete and seals it where the file can be sealed. FAILED_PRECONDITION if it is sealed
   // already.
+  using Filler = std::function<absl::Status(const StoreManifest& manifest, char* base)>;
+  static absl::Status Fill(int fd, const StoreSpec& spec, LoadProgress* progress,
+                           const Filler& fill);
+  // Fills it with `source`, packed on `threads` threads.
+  static absl::Status Pack(int fd, const StoreSpec& spec, const ExpertSource& source, int threads,
+                           LoadProgress* progress);
+  // Pack, then Attach.
   static absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const StoreSpec& spec,
                                                             const ExpertSource& source, int threads,
                                                             LoadProgress* progress);
@@ -51,38 +67,51 @@ class WeightStore {
   WeightStore& operator=(const WeightStore&) = delete;
 
   const StoreManifest& manifest() const { return manifest_; }
-  WeightFormat format() const { return static_cast<WeightFormat>(manifest_.format); }
-  uint64_t data_bytes() const { return manifest_.file_bytes - manifest_.data_offset; }
+  // Of the owned segments.
+  uint64_t data_bytes() const { return data_bytes_; }
   PageKind page_kind() const { return page_kind_; }
   bool sealed() const { return sealed_; }
 
   bool has_layer(uint32_t layer) const {
-    return layer < manifest_.layers && manifest_.layer_slot[layer] != kNoSlot;
+    return layer < manifest_.layers && manifest_.layer[layer].slot != kNoSlot;
   }
   // Segments owned, and the intermediate features they hold together.
-  uint32_t segments() const { return manifest_.segment_end - manifest_.segment_begin; }
+  uint32_t segments() const { return owned_.size(); }
   uint32_t width() const { return width_; }
   // Features of the owned segment `s`, 0 <= s < segments().
   uint32_t segment_width(uint32_t s) const {
     return s + 1 == segments() ? width_ - s * manifest_.quantum : manifest_.quantum;
   }
 
-  // REQUIRES of both: has_layer(layer), expert and segment in range, segments() > 0.
+  // REQUIRES of all: has_layer(layer), expert and segment in range, segments() > 0.
+  const LayerFormat& format(uint32_t layer) const { return layout(layer).format; }
+  // Bytes of a segment, without what follows its down chunk.
+  uint64_t segment_bytes(uint32_t layer) const { return layout(layer).segment_bytes; }
   // Gate rows, then up rows of one owned segment: [2 * segment_width(s), hidden].
   kernels::PackedMatrix GateUp(uint32_t layer, uint32_t expert, uint32_t s) const;
   // Down over all owned segments: [hidden, width()].
   kernels::PackedMatrix Down(uint32_t layer, uint32_t expert) const;
+  // Down of one owned segment: [hidden, segment_width(s)].
+  kernels::PackedMatrix DownSegment(uint32_t layer, uint32_t expert, uint32_t s) const;
+  // [2 * segment_width(s)]: gate's, then up's. Null without biases.
+  const float* GateUpBias(uint32_t layer, uint32_t expert, uint32_t s) const;
+  // [hidden]. Null without biases, and where segment 0 is not owned.
+  const float* DownBias(uint32_t layer, uint32_t expert) const;
 
  private:
-  WeightStore(const StoreManifest& manifest, const void* base, uint64_t mapped_bytes);
+  WeightStore(const StoreManifest& manifest, SegmentRange owned, const void* base,
+              uint64_t mapped_bytes);
+  const SlotLayout& layout(uint32_t layer) const { return layouts_[manifest_.layer[layer].slot]; }
+  const char* Block(uint32_t layer, uint32_t expert) const;
   const char* Segment(uint32_t layer, uint32_t expert, uint32_t s) const;
 
   const StoreManifest manifest_;
+  const std::vector<SlotLayout> layouts_;
+  const SegmentRange owned_;
   const char* const base_;
   const uint64_t mapped_bytes_;
+  uint64_t data_bytes_ = 0;
   uint32_t width_ = 0;
-  size_t gate_up_panel_bytes_ = 0;
-  size_t down_panel_bytes_ = 0;
   PageKind page_kind_ = PageKind::kPlain;
   bool sealed_ = false;
 };

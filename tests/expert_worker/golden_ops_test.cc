@@ -1,19 +1,16 @@
 // The block and its activation against golden/ops: swiglu.safetensors and moe.safetensors.
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "common/checkpoint/safetensors.h"
-#include "common/shm/unique_fd.h"
-#include "expert_worker/engine/routed_experts.h"
 #include "expert_worker/kernels/tables.h"
 #include "tests/expert_worker/expert_fakes.h"
+#include "tests/expert_worker/test_block.h"
 #include "tests/testing/shared_data.h"
 
 namespace tandem::expert {
@@ -33,15 +30,6 @@ std::vector<T> Values(const SafetensorsFile& file, const std::string& name) {
   return {};
 }
 
-double LargestError(const std::vector<float>& got, const std::vector<float>& want) {
-  double error = 0, largest = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    error = std::max<double>(error, std::fabs(got[i] - want[i]));
-    largest = std::max<double>(largest, std::fabs(want[i]));
-  }
-  return error / largest;
-}
-
 class GoldenOps : public ::testing::Test {
  protected:
   std::unique_ptr<SafetensorsFile> Open(const std::string& name) {
@@ -57,64 +45,90 @@ class GoldenOps : public ::testing::Test {
   }
 };
 
-TEST_F(GoldenOps, SiluTimesUp) {
-  if (SharedPathOf("swiglu.safetensors").empty())
+TEST_F(GoldenOps, ActivationsOfGateAndUp) {
+  if (SharedPathOf("swiglu.safetensors").empty()) {
     GTEST_SKIP() << "no golden/ops/swiglu.safetensors";
+  }
   const auto file = Open("swiglu.safetensors");
   ASSERT_NE(file, nullptr);
   const auto gate = Values<float>(*file, "gate"), up = Values<float>(*file, "up");
   std::vector<float> y(gate.size());
   kRefTable.silu_mul(gate.data(), up.data(), y.data(), y.size());
   EXPECT_LT(LargestError(y, Values<float>(*file, "silu.y")), 1e-6);
+  kRefTable.clamped_swiglu({10, 1, 0}, gate.data(), up.data(), y.data(), y.size());
+  EXPECT_LT(LargestError(y, Values<float>(*file, "silu_clamped_limit10.y")), 1e-6);
+  kRefTable.clamped_swiglu({7, 1.702f, 1}, gate.data(), up.data(), y.data(), y.size());
+  EXPECT_LT(LargestError(y, Values<float>(*file, "swiglu_oai_limit7_alpha1.702.y")), 1e-6);
 }
 
-TEST_F(GoldenOps, RoutedExpertsWithGateRowsThenUpRows) {
-  if (SharedPathOf("moe.safetensors").empty()) GTEST_SKIP() << "no golden/ops/moe.safetensors";
-  const auto file = Open("moe.safetensors");
-  ASSERT_NE(file, nullptr);
-  FakeShape shape;  // gate_up [4, 32, 32] (16 gate rows, 16 up rows), down [4, 32, 16]
-  shape.experts = 4;
-  shape.hidden = 32;
-  shape.intermediate = 16;
-  FakeExperts experts(shape, 1);
-  const auto gate_up = Values<float>(*file, "gate_up"), down = Values<float>(*file, "down");
-  ASSERT_EQ(gate_up.size(), 4u * 32 * 32);
-  for (int e = 0; e < 4; ++e) {
-    const float* from = gate_up.data() + e * 1024;
-    std::copy(from, from + 512, experts.mutable_part(1, e, ExpertPart::kGate));
-    std::copy(from + 512, from + 1024, experts.mutable_part(1, e, ExpertPart::kUp));
-    std::copy(down.data() + e * 512, down.data() + (e + 1) * 512,
-              experts.mutable_part(1, e, ExpertPart::kDown));
+// gate_up [4, 32, 32], down [4, 32, 16] and their biases.
+class GoldenMoe : public GoldenOps {
+ protected:
+  void SetUp() override {
+    if (SharedPathOf("moe.safetensors").empty()) GTEST_SKIP() << "no golden/ops/moe.safetensors";
+    file_ = Open("moe.safetensors");
+    ASSERT_NE(file_, nullptr);
+    shape_.experts = 4;
+    shape_.hidden = 32;
+    shape_.intermediate = 16;
   }
-  const shm::UniqueFd fd(memfd_create("store", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  const StoreSpec spec = experts.Spec(4, {0, 4});
-  LoadProgress progress;
-  const auto store = WeightStore::Build(fd.get(), spec, experts, 1, &progress);
-  ASSERT_TRUE(store.ok()) << store.status();
-  RoutedExperts engine(store->get(), &kRefTable, {});
-  shm::BatchLimits limits;
-  limits.max_rows = 6;
-  limits.hidden = 32;
-  limits.top_k = 2;
-  limits.num_experts = 4;
-  limits.num_layers = shape.layers;
-  ASSERT_TRUE(engine.Configure(limits).ok());
-  const auto x = Values<float>(*file, "x"), weights = Values<float>(*file, "weights");
-  std::vector<uint16_t> ids;
-  for (int32_t id : Values<int32_t>(*file, "indices")) ids.push_back(static_cast<uint16_t>(id));
-  std::vector<float> out(x.size());
-  shm::ExpertBatch batch;
-  batch.layer = 1;
-  batch.rows = 6;
-  batch.top_k = 2;
-  batch.hidden = 32;
-  batch.row_type = shm::RowType::kF32;
-  batch.x = x.data();
-  batch.ids = ids.data();
-  batch.weights = weights.data();
-  batch.out = out.data();
-  engine.Run(batch, 0, 1);
-  EXPECT_LT(LargestError(out, Values<float>(*file, "silu_gate_rows_then_up_rows.y")), 1e-6);
+
+  // Row r of gate is row `gate_row(r)` of gate_up.
+  template <typename GateRow, typename UpRow>
+  void Fill(FakeExperts& experts, GateRow gate_row, UpRow up_row) {
+    const auto gate_up = Values<float>(*file_, "gate_up"), down = Values<float>(*file_, "down");
+    const auto gate_up_bias = Values<float>(*file_, "gate_up_bias");
+    const auto down_bias = Values<float>(*file_, "down_bias");
+    for (int e = 0; e < 4; ++e) {
+      for (int r = 0; r < 16; ++r) {
+        const auto copy = [&](ExpertPart part, int from) {
+          const float* row = gate_up.data() + (e * 32 + from) * 32;
+          std::copy(row, row + 32, experts.mutable_part(1, e, part) + r * 32);
+          if (shape_.biases) experts.mutable_bias(1, e, part)[r] = gate_up_bias[e * 32 + from];
+        };
+        copy(ExpertPart::kGate, gate_row(r));
+        copy(ExpertPart::kUp, up_row(r));
+      }
+      std::copy_n(down.data() + e * 512, 512, experts.mutable_part(1, e, ExpertPart::kDown));
+      if (shape_.biases) {
+        std::copy_n(down_bias.data() + e * 32, 32, experts.mutable_bias(1, e, ExpertPart::kDown));
+      }
+    }
+  }
+
+  Batch GoldenBatch() {
+    Batch batch{6, 2, Values<float>(*file_, "x"), {}, Values<float>(*file_, "weights")};
+    for (int32_t id : Values<int32_t>(*file_, "indices")) {
+      batch.ids.push_back(static_cast<uint16_t>(id));
+    }
+    return batch;
+  }
+
+  std::unique_ptr<SafetensorsFile> file_;
+  FakeShape shape_;
+};
+
+TEST_F(GoldenMoe, GateRowsThenUpRows) {
+  FakeExperts experts(shape_, 1);
+  Fill(
+      experts, [](int r) { return r; }, [](int r) { return 16 + r; });
+  Block block(experts, kRefTable, {.threads = 1});
+  EXPECT_LT(LargestError(block.Run(GoldenBatch()),
+                         Values<float>(*file_, "silu_gate_rows_then_up_rows.y")),
+            1e-6);
+}
+
+TEST_F(GoldenMoe, GptOssInterleavedRowsWithBiases) {
+  shape_.biases = true;
+  shape_.activation = {.limit = 7, .alpha = 1.702f, .up_offset = 1};
+  FakeExperts experts(shape_, 1);
+  Fill(
+      experts, [](int r) { return 2 * r; }, [](int r) { return 2 * r + 1; });
+  const auto want = Values<float>(*file_, "gpt_oss_interleaved_rows_with_bias.y");
+  EXPECT_LT(LargestError(Block(experts, kRefTable, {.threads = 1}).Run(GoldenBatch()), want), 1e-6);
+  // Default mode rounds the rows to BF16.
+  Block narrow(experts, kRefTable, {.threads = 2, .row_type = shm::RowType::kBf16});
+  EXPECT_LT(LargestError(narrow.Run(GoldenBatch()), want), 0.01);
 }
 
 }  // namespace

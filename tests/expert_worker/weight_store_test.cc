@@ -50,14 +50,15 @@ void ExpectHolds(const WeightStore& store, const FakeExperts& experts, SegmentRa
         const uint32_t first = (range.begin + s) * quantum;
         const uint32_t width = store.segment_width(s);
         std::vector<float> packed(size_t{2} * width * hidden);
-        kernels::UnpackPanels(store.format(), store.GateUp(layer, e, s), packed.data());
+        kernels::UnpackPanels(store.format(layer).gate_up.format, store.GateUp(layer, e, s),
+                              packed.data());
         for (uint32_t i = 0; i < width * hidden; ++i) {
           ASSERT_EQ(packed[i], gate[first * hidden + i]);
           ASSERT_EQ(packed[width * hidden + i], up[first * hidden + i]);
         }
       }
       std::vector<float> packed(size_t{hidden} * store.width());
-      kernels::UnpackPanels(store.format(), store.Down(layer, e), packed.data());
+      kernels::UnpackPanels(store.format(layer).down.format, store.Down(layer, e), packed.data());
       for (uint32_t o = 0; o < hidden; ++o) {
         for (uint32_t f = 0; f < store.width(); ++f) {
           ASSERT_EQ(packed[o * store.width() + f],
@@ -69,14 +70,31 @@ void ExpectHolds(const WeightStore& store, const FakeExperts& experts, SegmentRa
 }
 
 TEST(Segments, QuantumLeavesAtLeastFourSegmentsWhereItCan) {
-  EXPECT_EQ(ChooseQuantum(768), 64u);
-  EXPECT_EQ(ChooseQuantum(2048), 64u);
-  EXPECT_EQ(ChooseQuantum(100), 32u);
-  EXPECT_EQ(ChooseQuantum(64), 16u);
-  EXPECT_EQ(ChooseQuantum(32), 8u);
-  EXPECT_EQ(ChooseQuantum(16), 4u);
-  EXPECT_EQ(ChooseQuantum(3), 4u);
+  const std::vector<LayerFormat> bf16(2);
+  EXPECT_EQ(ChooseQuantum(768, bf16), 64u);
+  EXPECT_EQ(ChooseQuantum(2048, bf16), 64u);
+  EXPECT_EQ(ChooseQuantum(100, bf16), 32u);
+  EXPECT_EQ(ChooseQuantum(64, bf16), 16u);
+  EXPECT_EQ(ChooseQuantum(32, bf16), 8u);
+  EXPECT_EQ(ChooseQuantum(16, bf16), 4u);
+  EXPECT_EQ(ChooseQuantum(3, bf16), 4u);
   EXPECT_EQ(SegmentCount(50, 8), 7u);
+}
+
+TEST(Segments, QuantumKeepsScalesWhole) {
+  const auto of = [](WeightFormat format, uint32_t group_columns, uint32_t intermediate) {
+    const MatrixFormat m{format, group_columns};
+    return ChooseQuantum(intermediate, std::vector<LayerFormat>{{m, m}});
+  };
+  EXPECT_EQ(of(WeightFormat::kInt4F16, 32, 768), 64u);
+  EXPECT_EQ(of(WeightFormat::kInt4F16, 128, 768), 128u);
+  EXPECT_EQ(of(WeightFormat::kFp8, 128, 256), 64u);
+  EXPECT_EQ(of(WeightFormat::kInt8F32, 0, 768), 128u);
+  EXPECT_EQ(of(WeightFormat::kQ4K, 32, 768), 64u);
+  EXPECT_EQ(of(WeightFormat::kFp8, 96, 768), 32u);
+  EXPECT_EQ(of(WeightFormat::kFp8, 100, 768), 4u);
+  EXPECT_FALSE(QuantumFits({WeightFormat::kFp8, 100}, 8));
+  EXPECT_FALSE(IsSupported({WeightFormat::kInt4F16, 48}));
 }
 
 TEST(Segments, SharesAreDisjointAndCoverEverything) {
@@ -111,7 +129,7 @@ TEST(WeightStore, HoldsTheOwnedRangeOfEveryExpert) {
       shape.dtype = dtype;
       shape.intermediate = intermediate;
       const FakeExperts experts(shape, 1);
-      const uint32_t quantum = ChooseQuantum(intermediate);
+      const uint32_t quantum = experts.quantum();
       const uint32_t count = SegmentCount(intermediate, quantum);
       for (SegmentRange range : {SegmentRange{0, count}, SegmentRange{0, 1}, SegmentRange{1, count},
                                  SegmentRange{2, 2}}) {
@@ -135,7 +153,7 @@ TEST(WeightStore, SegmentsDoNotDependOnTheCut) {
   const auto part = Build(part_fd.get(), experts, experts.Spec(4, {2, 5}));
   ASSERT_TRUE(whole.ok() && part.ok());
   EXPECT_EQ(std::memcmp((*whole)->GateUp(1, 3, 4).data, (*part)->GateUp(1, 3, 2).data,
-                        (*whole)->manifest().segment_bytes),
+                        (*whole)->segment_bytes(1)),
             0);
 }
 
@@ -191,7 +209,7 @@ TEST(WeightStore, AnotherStoreIsRefusedByName) {
   EXPECT_NE(refusal(experts.Spec(8, {0, 3})).find("segment_end"), std::string::npos);
   EXPECT_NE(refusal(experts.Spec(8, {1, 2})).find("segment_begin"), std::string::npos);
   StoreSpec other = experts.Spec(8, {0, 2});
-  other.format = WeightFormat::kBf16;
+  other.formats[0].down.format = WeightFormat::kBf16;
   EXPECT_NE(refusal(other).find("format"), std::string::npos);
   other = experts.Spec(8, {0, 2});
   other.experts = 3;

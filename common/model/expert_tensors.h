@@ -41,8 +41,8 @@ class ExpertTensors {
   bool has_layer(int layer) const;
   // As the checkpoint holds it. REQUIRES: has_layer(layer), 0 <= expert < experts().
   const WeightMatrix& matrix(int layer, int expert, ExpertPart part) const {
-    return layers_[static_cast<size_t>(layer)][static_cast<size_t>(expert) * 3 +
-                                               static_cast<size_t>(part)];
+    return layers_[static_cast<size_t>(layer)]
+                  [static_cast<size_t>(expert) * 3 + static_cast<size_t>(part)];
   }
 
  private:

@@ -124,7 +124,8 @@ std::string ServedName(const Flags& flags) {
   if (!flags.served_model_name.empty()) return flags.served_model_name;
   std::error_code error;
   const std::filesystem::path dir = std::filesystem::canonical(flags.model, error);
-  return error ? flags.model : dir.filename().string();
+  if (error) return flags.model;
+  return (dir.extension() == ".gguf" ? dir.stem() : dir.filename()).string();
 }
 
 absl::StatusOr<ApiKeys> LoadKeys(const Flags& flags) {

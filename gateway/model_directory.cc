@@ -1,33 +1,17 @@
 #include "gateway/model_directory.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "common/model/model_files.h"
 #include "common/model/model_loader.h"
+#include "gateway/text/gguf_tokenizer.h"
 
 namespace tandem::gateway {
 namespace {
-
-// Real files have a few kilobytes.
-constexpr size_t kMaxConfigBytes = size_t{4} << 20;
-
-absl::StatusOr<std::string> ReadConfig(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(path + ": cannot be read");
-  std::string text(kMaxConfigBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(path + ": larger than 4 MiB");
-  }
-  return text;
-}
 
 GenerationDefaults DefaultsOf(const GenerationConfig& config) {
   GenerationDefaults defaults;
@@ -44,8 +28,14 @@ bool MeansNoText(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsUnimplemented(status);
 }
 
-absl::Status LoadText(const std::string& dir, ModelDirectory* model) {
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(dir);
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const ModelFiles& files) {
+  if (files.gguf == nullptr) return Tokenizer::Load(files.path);
+  ASSIGN_OR_RETURN(GgufTokenizer read, ReadGgufTokenizer(*files.gguf));
+  return Tokenizer::FromSpec(std::move(read.spec), files.gguf->path(), std::move(read.config));
+}
+
+absl::Status LoadText(const ModelFiles& files, ModelDirectory* model) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(files);
   if (!tokenizer.ok()) {
     if (!MeansNoText(tokenizer.status())) return tokenizer.status();
     LogWarn("tokenizer_absent", {{"reason", std::string(tokenizer.status().message())},
@@ -60,28 +50,25 @@ absl::Status LoadText(const std::string& dir, ModelDirectory* model) {
   } else if (MeansNoText(chat_template.status())) {
     LogWarn("chat_template_absent", {{"reason", std::string(chat_template.status().message())}});
   } else {
-    return Annotate(chat_template.status(), dir);
+    return Annotate(chat_template.status(), files.path);
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& dir) {
+absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& path) {
   ModelDirectory model;
-  const std::string config_path = std::filesystem::path(dir) / "config.json";
-  ASSIGN_OR_RETURN(const std::string config, ReadConfig(config_path));
-  ConfigSource source;
-  source.file = config_path;
-  ASSIGN_OR_RETURN(const ModelSpec spec, ParseModelSpec(config, source));
-  ASSIGN_OR_RETURN(const GenerationConfig generation, LoadGenerationConfig(dir));
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(path));
+  ASSIGN_OR_RETURN(const ModelSpec spec, ParseModelSpec(files));
+  const GenerationConfig& generation = files.generation;
   model.defaults = DefaultsOf(generation);
-  RETURN_IF_ERROR(LoadText(dir, &model));
+  RETURN_IF_ERROR(LoadText(files, &model));
   // A tokenizer with ids beyond the embeddings belongs to another model.
   if (model.tokenizer && model.tokenizer->vocab_size() > static_cast<uint32_t>(spec.vocab)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(dir, "/tokenizer.json: token ids up to ", model.tokenizer->vocab_size() - 1,
-                     ", but config.json has a vocabulary of ", spec.vocab));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": its tokenizer has token ids up to ", model.tokenizer->vocab_size() - 1, ", but ",
+        files.config_file, " a vocabulary of ", spec.vocab));
   }
 
   model.end_ids = spec.end_ids;

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the gateway reads from a model directory: tokenizer, chat template, default sampling values
-// and stop tokens; never weights. Each file may be absent except config.json: without a usable
-// tokenizer the model is served with token ids in and out.
+// What the gateway reads from a model directory or GGUF file: tokenizer, chat template, default
+// sampling values and stop tokens; never weights. All may be absent but the config: without a
+// usable tokenizer the model is served with token ids in and out.
 //
 // Immutable once loaded; its members may be shared between threads.
 
@@ -28,6 +28,6 @@ struct ModelDirectory {
 
 // Errors name the file and the key: a broken config.json, generation_config.json, tokenizer.json or
 // chat template is refused; kinds of tokenizer that are not supported are logged.
-absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& dir);
+absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& path);
 
 }  // namespace tandem::gateway

@@ -27,6 +27,8 @@ constexpr std::string_view kRefusedKeys[] = {
     "use_parallel_residual",
 };
 
+constexpr int64_t kMaxLayers = 1024;  // as the families have it
+
 // Tokens that end an answer whatever eos_token_id says; chat models often have two of them.
 constexpr std::string_view kEndTokens[] = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>",
@@ -163,6 +165,13 @@ absl::Status Translator::Experts() {
   RETURN_IF_ERROR(Copy("expert_used_count", "num_experts_per_tok"));
   if (!mixtral) {
     RETURN_IF_ERROR(Copy("expert_feed_forward_length", "moe_intermediate_size"));
+    // Layers without a router are dense.
+    const int64_t layers = std::min(config_["num_hidden_layers"].get<int64_t>(), kMaxLayers);
+    nlohmann::json dense = nlohmann::json::array();
+    for (int64_t n = 0; n < layers; ++n) {
+      if (!HasTensor(absl::StrCat("blk.", n, ".ffn_gate_inp.weight"))) dense.push_back(n);
+    }
+    config_["mlp_only_layers"] = std::move(dense);
   }
   // Both families renormalize and neither scales; a file that says otherwise is another model.
   ASSIGN_OR_RETURN(const std::optional<bool> norm, model_.Bool(Key("expert_weights_norm")));

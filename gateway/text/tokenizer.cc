@@ -182,6 +182,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(std::string_view 
                                                                std::string_view source,
                                                                TokenizerConfig config) {
   ASSIGN_OR_RETURN(TokenizerSpec spec, ParseTokenizerSpec(tokenizer_json, source));
+  return FromSpec(std::move(spec), source, std::move(config));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromSpec(TokenizerSpec spec,
+                                                               std::string_view source,
+                                                               TokenizerConfig config) {
   auto state = std::make_unique<State>();
   state->normalizer = Normalizer(std::move(spec.normalizers));
   ASSIGN_OR_RETURN(state->pre_tokenizer, PreTokenizer::Build(spec.pre_tokenizers, source));

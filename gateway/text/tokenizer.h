@@ -1,6 +1,6 @@
 #pragma once
 
-// Text <-> token ids for byte-level BPE models described by a tokenizer.json.
+// Text <-> token ids for byte-level BPE models described by a tokenizer.json or a GGUF file.
 //
 //   ASSIGN_OR_RETURN(auto tokenizer, Tokenizer::Load(model_dir));
 //   ASSIGN_OR_RETURN(auto ids, tokenizer->Encode("Hello", {.add_special_tokens = true}));
@@ -46,6 +46,8 @@ struct DecodeOptions {
   bool skip_special = false;  // leave out tokens whose "special" flag is set
 };
 
+struct TokenizerSpec;
+
 // A token outside the BPE merges: `content` is its spelling.
 struct AddedToken {
   TokenId id = 0;
@@ -63,6 +65,10 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& model_dir);
   // `source` names the text in errors.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(std::string_view tokenizer_json,
+                                                             std::string_view source,
+                                                             TokenizerConfig config = {});
+  // The same from parsed data, which need not outlive the call.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromSpec(TokenizerSpec spec,
                                                              std::string_view source,
                                                              TokenizerConfig config = {});
   ~Tokenizer();

@@ -9,10 +9,6 @@
 namespace tandem::gateway {
 namespace {
 
-// What a bare {"type": "ByteLevel"} splits by: the pattern of GPT-2's published encoder.
-constexpr std::string_view kGpt2Pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 absl::StatusOr<std::string_view> TypeOf(const JsonReader& value) {
   if (!value.is_object()) return value.Invalid("must be an object with a \"type\"");
   return value.Member("type").String();
@@ -242,22 +238,19 @@ absl::Status ParseAddedTokens(const JsonReader& value, std::vector<AddedToken>* 
 }
 
 absl::Status ParseMerge(const JsonReader& value, BpeSpec* out) {
-  std::string_view left;
-  std::string_view right;
   if (value.is_string()) {
     ASSIGN_OR_RETURN(const std::string_view both, value.String());
-    const size_t blank = both.find(' ');
-    if (blank == std::string_view::npos || both.find(' ', blank + 1) != std::string_view::npos) {
-      return value.Invalid("a merge must be two parts with one blank between");
-    }
-    left = both.substr(0, blank);
-    right = both.substr(blank + 1);
-  } else {
-    ASSIGN_OR_RETURN(const auto pair, value.Array());
-    if (pair.size() != 2 || pair.at(0).get(left) != simdjson::SUCCESS ||
-        pair.at(1).get(right) != simdjson::SUCCESS) {
-      return value.Invalid("a merge must be two strings");
-    }
+    const auto merge = SplitMerge(both);
+    if (!merge) return value.Invalid("a merge must be two parts with one blank between");
+    out->merges.push_back(*merge);
+    return absl::OkStatus();
+  }
+  std::string_view left;
+  std::string_view right;
+  ASSIGN_OR_RETURN(const auto pair, value.Array());
+  if (pair.size() != 2 || pair.at(0).get(left) != simdjson::SUCCESS ||
+      pair.at(1).get(right) != simdjson::SUCCESS) {
+    return value.Invalid("a merge must be two strings");
   }
   if (left.empty() || right.empty()) return value.Invalid("a merge has an empty part");
   out->merges.emplace_back(left, right);
@@ -317,6 +310,15 @@ absl::Status ParseModel(const JsonReader& model, BpeSpec* out) {
 }
 
 }  // namespace
+
+std::optional<std::pair<std::string_view, std::string_view>> SplitMerge(std::string_view text) {
+  const size_t blank = text.find(' ');
+  if (blank == std::string_view::npos || text.find(' ', blank + 1) != std::string_view::npos) {
+    return std::nullopt;
+  }
+  if (blank == 0 || blank + 1 == text.size()) return std::nullopt;
+  return std::pair(text.substr(0, blank), text.substr(blank + 1));
+}
 
 absl::StatusOr<TokenizerSpec> ParseTokenizerSpec(std::string_view json, std::string_view source) {
   constexpr size_t kMaxDepth = 64;

@@ -1,13 +1,14 @@
 #pragma once
 
-// The contents of a tokenizer.json as checked plain data. Everything the format can say that the
-// classes built from it (Normalizer, PreTokenizer, BpeModel, AddedTokenMatcher) cannot do is
-// refused here, naming source and key.
+// The contents of a tokenizer.json (or a GGUF file: gguf_tokenizer.h) as checked plain data.
+// Everything the format can say that the classes built from it (Normalizer, PreTokenizer, BpeModel,
+// AddedTokenMatcher) cannot do is refused here, naming source and key.
 //
 // String views point into the parsed document, which the spec keeps alive.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -56,6 +57,13 @@ struct TokenizerSpec {
   std::vector<TokenId> suffix_ids;
   std::shared_ptr<const void> document;
 };
+
+// What a bare {"type": "ByteLevel"} splits by: the pattern of GPT-2's published encoder.
+inline constexpr std::string_view kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+// "left right": two parts with one blank between; nullopt: it is not that.
+std::optional<std::pair<std::string_view, std::string_view>> SplitMerge(std::string_view text);
 
 absl::StatusOr<TokenizerSpec> ParseTokenizerSpec(std::string_view json, std::string_view source);
 

@@ -120,7 +120,8 @@ absl::StatusOr<const Tensor*> GetBeside(const MatrixRequest& request, const Tens
   if (const Tensor* tensor = FindBeside(request, suffixes)) return tensor;
   const std::string name =
       absl::StrCat(ModuleName(request.weight_name), std::string(suffixes.front()));
-  return TensorError(weight, absl::StrCat("its scales ", QuoteForMessage(name), " are missing"));
+  return TensorError(weight,
+                     absl::StrCat("needs ", QuoteForMessage(name), " beside it, which is missing"));
 }
 
 absl::Status BadDType(const Tensor& tensor, std::string_view what) {

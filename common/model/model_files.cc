@@ -34,7 +34,7 @@ absl::StatusOr<ModelFiles> OpenModelFiles(const std::string& path) {
 }
 
 absl::StatusOr<ModelSpec> ParseModelSpec(const ModelFiles& files) {
-  return ParseModelSpec(files.config, {.file = files.config_file});
+  return ModelSpecFromJson(files.config, {.file = files.config_file});
 }
 
 }  // namespace tandem

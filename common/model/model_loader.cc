@@ -63,7 +63,15 @@ void MergeIds(const std::vector<uint32_t>& more, std::vector<uint32_t>& ids) {
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
-absl::StatusOr<ModelSpec> SpecFromJson(const nlohmann::json& json, const ConfigSource& source) {
+}  // namespace
+
+absl::StatusOr<ModelSpec> ParseModelSpec(std::string_view config_json, const ConfigSource& source) {
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJsonObject(config_json, source.file));
+  return ModelSpecFromJson(json, source);
+}
+
+absl::StatusOr<ModelSpec> ModelSpecFromJson(const nlohmann::json& json,
+                                            const ConfigSource& source) {
   HubConfig config(json, source.file);
   ModelSpec spec;
   spec.model_type = config.StringOr("model_type", "");
@@ -83,23 +91,12 @@ absl::StatusOr<ModelSpec> SpecFromJson(const nlohmann::json& json, const ConfigS
   return spec;
 }
 
-}  // namespace
-
-absl::StatusOr<ModelSpec> ParseModelSpec(std::string_view config_json, const ConfigSource& source) {
-  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJsonObject(config_json, source.file));
-  return SpecFromJson(json, source);
-}
-
-absl::StatusOr<ModelSpec> ParseModelSpec(const nlohmann::json& config, const ConfigSource& source) {
-  return SpecFromJson(config, source);
-}
-
 absl::StatusOr<ModelSpec> LoadModelSpec(const Checkpoint& checkpoint) {
   const GgufModel* const gguf = checkpoint.gguf();
   const std::string file = ConfigFile(checkpoint.dir(), gguf);
   ASSIGN_OR_RETURN(const nlohmann::json json, ReadModelConfig(checkpoint.dir(), gguf));
   const bool has_head = checkpoint.Find("lm_head.weight") != nullptr;
-  ASSIGN_OR_RETURN(ModelSpec spec, SpecFromJson(json, {.file = file, .has_head = has_head}));
+  ASSIGN_OR_RETURN(ModelSpec spec, ModelSpecFromJson(json, {.file = file, .has_head = has_head}));
   if (gguf != nullptr) {
     RETURN_IF_ERROR(ApplyGgufRopeFactors(*gguf, spec));
   } else {

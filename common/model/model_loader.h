@@ -34,7 +34,7 @@ struct ConfigSource {
 
 // The same from the text of a config.json alone. end_ids are those of the config.
 absl::StatusOr<ModelSpec> ParseModelSpec(std::string_view config_json, const ConfigSource& source);
-absl::StatusOr<ModelSpec> ParseModelSpec(const nlohmann::json& config, const ConfigSource& source);
+absl::StatusOr<ModelSpec> ModelSpecFromJson(const nlohmann::json& json, const ConfigSource& source);
 
 // What generation_config.json says; everything absent when there is no such file.
 struct GenerationConfig {

@@ -197,12 +197,12 @@ const auto kName = [](const auto& info) { return info.param; };
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTest,
                          ::testing::Values("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe",
-                                           "deepseek_v2", "deepseek_v3", "kimi_k2",
+                                           "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k2_int4",
                                            "qwen3_moe_fp8"),
                          kName);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenMoeTest,
                          ::testing::Values("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-                                           "kimi_k2", "qwen3_moe_fp8"),
+                                           "kimi_k2", "kimi_k2_int4", "qwen3_moe_fp8"),
                          kName);
 
 }  // namespace

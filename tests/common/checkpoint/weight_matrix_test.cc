@@ -179,9 +179,9 @@ TEST(WeightMatrix, RefusesFp8WithoutMatchingScales) {
   const auto error = [&](const char* name) {
     return Message(WeightMatrix::Create(*checkpoint, name, 1, 2, {}).status());
   };
-  EXPECT_THAT(error("a.weight"), HasSubstr("its scales 'a.weight_scale_inv' are missing"));
+  EXPECT_THAT(error("a.weight"), HasSubstr("needs 'a.weight_scale_inv' beside it"));
   EXPECT_THAT(error("b.weight"), HasSubstr("shape is [1,2], expected [1,1] for blocks of 128x128"));
-  EXPECT_THAT(error("c.weight"), HasSubstr("its scales 'c.weight_scale' are missing"));
+  EXPECT_THAT(error("c.weight"), HasSubstr("needs 'c.weight_scale' beside it"));
   EXPECT_THAT(error("d.weight"), HasSubstr("dtype I32 is not supported for scales of FP8"));
   QuantScheme narrow;
   narrow.block = {128, 1};

@@ -55,7 +55,7 @@ TEST_P(GoldenModel, LoadsWithEveryTensorInPlace) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenModel,
                          ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral",
-                                           "deepseek_v2", "deepseek_v3", "kimi_k2",
+                                           "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k2_int4",
                                            "qwen3_moe_fp8"),
                          [](const auto& info) { return std::string(info.param); });
 

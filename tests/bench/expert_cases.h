@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/tensor/weight_format.h"
+#include "expert_worker/kernels/kernel_table.h"
 
 namespace tandem::bench {
 
@@ -15,13 +16,17 @@ struct ExpertShape {
   uint32_t top_k;
   uint32_t hidden;
   uint32_t intermediate;
+  kernels::SwigluClamp activation = {};
+  bool biases = false;
 };
+
+inline constexpr kernels::SwigluClamp kGptOssActivation{7.0f, 1.702f, 1.0f};
 
 inline constexpr ExpertShape kExpertShapes[] = {
     {"qwen3-30b", 128, 8, 2048, 768},
     {"deepseek-v3", 256, 8, 7168, 2048},
-    {"gpt-oss-20b", 32, 4, 2880, 2880},
-    {"gpt-oss-120b", 128, 4, 2880, 2880},
+    {"gpt-oss-20b", 32, 4, 2880, 2880, kGptOssActivation, true},
+    {"gpt-oss-120b", 128, 4, 2880, 2880, kGptOssActivation, true},
 };
 
 struct FormatCase {

@@ -28,15 +28,17 @@ constexpr int kMaxSamples = 61;
 
 expert::StoreSpec SpecOf(const RunnerOptions& options) {
   expert::StoreSpec spec;
-  spec.format = options.format.format;
-  spec.group_columns = options.format.group_columns;
   spec.layers = options.layers;
   spec.moe_layers.resize(spec.layers);
   std::iota(spec.moe_layers.begin(), spec.moe_layers.end(), 0u);
   spec.experts = options.shape.experts;
   spec.hidden = options.shape.hidden;
   spec.intermediate = options.shape.intermediate;
-  spec.quantum = expert::ChooseQuantum(spec.intermediate);
+  const expert::MatrixFormat format{options.format.format, options.format.group_columns};
+  spec.formats = {{format, format}};
+  spec.activation = options.shape.activation;
+  spec.biases = options.shape.biases;
+  spec.quantum = expert::ChooseQuantum(spec.intermediate, spec.formats);
   spec.segments = {0, expert::SegmentCount(spec.intermediate, spec.quantum)};
   return spec;
 }
@@ -59,7 +61,7 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
                    CreateMemfd("expert_bench", manifest.file_bytes, options.huge_pages));
   const shm::UniqueFd fd(memory.fd);
   expert::LoadProgress progress;
-  const RandomExperts source(options.format.format, options.format.group_columns);
+  const RandomExperts source(spec.formats[0].gate_up);
   ASSIGN_OR_RETURN(runner->store_,
                    expert::WeightStore::Build(fd.get(), spec, source, options.threads, &progress));
   runner->engine_ = std::make_unique<expert::RoutedExperts>(
@@ -72,6 +74,7 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
   limits.num_experts = spec.experts;
   limits.num_layers = spec.layers;
   limits.lanes = 1;
+  limits.row_type = options.parity ? shm::RowType::kF32 : shm::RowType::kBf16;
   RETURN_IF_ERROR(runner->engine_->Configure(limits));
   ASSIGN_OR_RETURN(runner->eviction_, PageBuffer::Allocate(EvictionBytes(), HugePages::kAuto));
   std::memset(runner->eviction_.data(), 1, runner->eviction_.bytes());
@@ -79,14 +82,14 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
 }
 
 uint64_t ExpertRunner::expert_bytes() const {
-  return store_->manifest().segment_bytes * store_->segments();
+  return store_->segment_bytes(0) * store_->segments();
 }
 
 uint64_t ExpertRunner::PackedExpertBytes(const RunnerOptions& options) {
   const expert::StoreSpec spec = SpecOf(options);
   const absl::StatusOr<expert::StoreManifest> manifest = expert::MakeManifest(spec);
   TANDEM_CHECK(manifest.ok());
-  return manifest->segment_bytes * spec.segments.size();
+  return expert::LayoutsOf(*manifest)[0].block_bytes;
 }
 
 void ExpertRunner::PickExperts(uint32_t rows) {
@@ -111,11 +114,14 @@ void ExpertRunner::PickExperts(uint32_t rows) {
 void ExpertRunner::MakeBatch(uint32_t rows) {
   layer_ = (layer_ + 1) % options_.layers;
   PickExperts(rows);
-  x_.resize(size_t{rows} * options_.shape.hidden);
-  // BF16 of either sign in [0.5, 2).
-  for (uint16_t& x : x_) x = static_cast<uint16_t>(0x3F00 | (random_() & 0x80FF));
+  // Of either sign in [0.5, 2), as BF16 or as F32.
+  x_.resize(size_t{rows} * options_.shape.hidden * (options_.parity ? 2 : 1));
+  for (size_t i = 0; i < x_.size(); ++i) {
+    const bool low_half = options_.parity && i % 2 == 0;
+    x_[i] = low_half ? 0 : static_cast<uint16_t>(0x3F00 | (random_() & 0x80FF));
+  }
   weights_.assign(ids_.size(), 1.0f / static_cast<float>(options_.shape.top_k));
-  out_.resize(x_.size());
+  out_.resize(size_t{rows} * options_.shape.hidden);
 }
 
 void ExpertRunner::Evict(expert::Pool& pool) const {
@@ -129,7 +135,9 @@ ExpertRunner::Sample ExpertRunner::Take(expert::Pool& pool, uint32_t rows,
   Sample sample;
   sample.bytes = static_cast<double>(distinct_.size() * expert_bytes());
   Evict(pool);
+  const CoreWatch reading(options_.threads);
   sample.read_seconds = ReadSeconds(pool, distinct_);
+  sample.disturbed = reading.Disturbed();
   if (instruction != nullptr) sample.peak_gops = PeakGops(pool, *instruction, 0.001);
   Evict(pool);
   shm::ExpertBatch batch;
@@ -137,6 +145,7 @@ ExpertRunner::Sample ExpertRunner::Take(expert::Pool& pool, uint32_t rows,
   batch.rows = rows;
   batch.top_k = options_.shape.top_k;
   batch.hidden = options_.shape.hidden;
+  batch.row_type = options_.parity ? shm::RowType::kF32 : shm::RowType::kBf16;
   batch.x = x_.data();
   batch.ids = ids_.data();
   batch.weights = weights_.data();
@@ -145,7 +154,7 @@ ExpertRunner::Sample ExpertRunner::Take(expert::Pool& pool, uint32_t rows,
   const TimePoint start = Now();
   pool.Run([&](int thread) { engine_->Run(batch, thread, options_.threads); });
   sample.seconds = SecondsSince(start);
-  sample.disturbed = cores.Disturbed();
+  sample.disturbed |= cores.Disturbed();
   return sample;
 }
 
@@ -159,16 +168,16 @@ RowResult ExpertRunner::Measure(expert::Pool& pool, uint32_t rows, const Measure
                                          : std::clamp(static_cast<int>(options.seconds / first),
                                                       kMinSamples, kMaxSamples);
   const OtherLoad load;
-  std::vector<Sample> samples;
-  // A sample that lost a core is taken again, as often as there are samples; then it counts.
-  while (static_cast<int>(samples.size()) < wanted) {
+  std::vector<Sample> samples, disturbed;
+  while (static_cast<int>(samples.size()) < wanted &&
+         static_cast<int>(samples.size() + disturbed.size()) < 3 * wanted) {
     const Sample sample = Take(pool, rows, options.instruction);
     result.peak_gops = std::max(result.peak_gops, sample.peak_gops);
-    if (sample.disturbed && result.disturbed < wanted) {
-      ++result.disturbed;
-      continue;
-    }
-    samples.push_back(sample);
+    (sample.disturbed ? disturbed : samples).push_back(sample);
+  }
+  result.disturbed = static_cast<int>(disturbed.size());
+  if (static_cast<int>(samples.size()) < kMinSamples) {
+    samples.insert(samples.end(), disturbed.begin(), disturbed.end());
   }
   std::vector<double> seconds, gbps, read_gbps, roof, share;
   for (const Sample& s : samples) {
@@ -188,7 +197,7 @@ RowResult ExpertRunner::Measure(expert::Pool& pool, uint32_t rows, const Measure
   result.share_of_roof = Median(share);
   result.memory_bound =
       RoofOf({samples.back().bytes, result.read_gbps, operations, result.peak_gops}).memory_bound;
-  result.samples = wanted;
+  result.samples = static_cast<int>(samples.size());
   result.other_cores = load.Cores();
   return result;
 }

@@ -28,6 +28,7 @@ struct RunnerOptions {
   uint32_t max_rows = 512;
   int threads = 1;
   HugePages huge_pages = HugePages::kAuto;
+  bool parity = false;  // F32 rows and the exact kernels
 };
 
 // Medians over the samples; every sample's roof is that of its own moment.
@@ -43,7 +44,7 @@ struct RowResult {
   double share_of_roof = 0;
   bool memory_bound = true;
   int samples = 0;
-  int disturbed = 0;       // samples taken again because other processes took a core
+  int disturbed = 0;       // left out (if enough are left): other processes took a core
   double other_cores = 0;  // busy with other processes meanwhile
 };
 

@@ -3,6 +3,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "expert_worker/kernels/amx_tile_config.h"
+
 namespace tandem::bench {
 namespace {
 
@@ -102,17 +104,6 @@ void RunAvx512Vdpbf16(uint64_t iterations) {
 #undef TANDEM_TWELVE_SUMS
 #undef TANDEM_PEAK_LOOP
 
-// Intel SDM volume 1, section 18.3: palette 1, then bytes a row and rows of each tile.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64);
-constexpr TileConfig kTiles;
-
 // Two by two tiles of sums, as a kernel holds them, in registers that no compiler of ours uses.
 #define TANDEM_TILE_LOOP(instruction)                                                 \
   __asm__ volatile(                                                                   \
@@ -123,7 +114,7 @@ constexpr TileConfig kTiles;
       " %%tmm7, %%tmm4, %%tmm1\n" instruction " %%tmm6, %%tmm5, %%tmm2\n" instruction \
       " %%tmm7, %%tmm5, %%tmm3\n dec %0\n jnz 1b\n tilerelease"                       \
       : "+r"(iterations)                                                              \
-      : "m"(kTiles)                                                                   \
+      : "m"(kernels::kWholeTiles)                                                     \
       : "cc")
 
 void RunAmxInt8(uint64_t iterations) { TANDEM_TILE_LOOP("tdpbssd"); }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Experts whose values do not matter, made as fast as a store packs them.
+// Experts whose values do not matter (but are finite and small), made as fast as a store packs
+// them. Knows no format by name: what codes and parameters may be follows from its traits.
 
 #include <cstdint>
 
@@ -11,16 +12,17 @@ namespace tandem::bench {
 
 class RandomExperts final : public expert::ExpertSource {
  public:
-  RandomExperts(WeightFormat format, uint32_t group_columns)
-      : format_(format), group_columns_(group_columns) {}
+  explicit RandomExperts(const expert::MatrixFormat& format) : format_(format) {}
 
-  DType native_dtype() const override;
-  absl::Status Read(int layer, int expert, ExpertPart part, Range rows, Range cols, DType dtype,
-                    void* out) const override;
+  expert::MatrixFormat format(const expert::ExpertMatrix&) const override { return format_; }
+  absl::Status ReadElements(const expert::ExpertMatrix& matrix, Range rows, Range cols,
+                            WeightFormat plain, void* out) const override;
+  absl::Status ReadCodes(const expert::ExpertMatrix& matrix, Range rows, Range cols, uint8_t* codes,
+                         GroupParameters* groups) const override;
+  absl::Status ReadBias(const expert::ExpertMatrix& matrix, Range rows, float* out) const override;
 
  private:
-  const WeightFormat format_;
-  const uint32_t group_columns_;
+  const expert::MatrixFormat format_;
 };
 
 }  // namespace tandem::bench

@@ -26,9 +26,13 @@ size_t L2Bytes() {
   return static_cast<size_t>(bytes > 0 ? bytes : kUsual);
 }
 
-// Sums of at most half the L2 cache: the rest is for a segment's weights on their way.
+// Sums of at most one and a half L2 caches: an expert's rows touch a part of them at a time.
+// Measured with 1 MiB of L2, hidden 2048 and 128 experts, int4 and BF16: fused takes 3/4 of the
+// time of tiled at 64 rows and up to it at 128 (1 MiB of sums), as long at 256, 1.1 to 1.2 times as
+// long at 512.
 uint32_t FusedRows(size_t l2_bytes, size_t totals_stride) {
-  return static_cast<uint32_t>(std::max<size_t>(l2_bytes / 2 / (totals_stride * sizeof(float)), 1));
+  return static_cast<uint32_t>(
+      std::max<size_t>(l2_bytes * 3 / 2 / (totals_stride * sizeof(float)), 1));
 }
 
 }  // namespace

@@ -8,7 +8,8 @@
 //   fused  A task is (expert, run of segments): gate and up, activation, then down of the same
 //          segment into the thread's own F32 sums [rows, hidden]. One barrier and a reduction by
 //          columns follow. Weights are read as one stream; nothing but the sums leaves the L1
-//          cache. Needs the sums, which every segment's down reads and writes, in the L2 cache.
+//          cache. The sums, which every segment's down reads and writes, must about fit in the L2
+//          cache.
 //   tiled  Gate and up by (expert, segments) into activations of all picks; a barrier; down by
 //          output panels over all experts, straight into the results, whose columns belong to one
 //          task. A down sum stays in registers over all segments.

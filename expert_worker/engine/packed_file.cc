@@ -150,7 +150,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> PackedFile::Load(int fd, const Stor
                                                               LoadProgress* progress) const {
   ASSIGN_OR_RETURN(const StoreManifest from, MakeManifest(WholeSpec(spec)));
   const auto fill = [&](const StoreManifest& to, char* base) {
-    return Named(ReadStore({path_, fd_.get(), from, to}, threads, progress, base), path_);
+    return Named(ReadStore({path_, fd_.get(), from, fd, to}, threads, progress, base), path_);
   };
   RETURN_IF_ERROR(WeightStore::Fill(fd, spec, progress, fill));
   return WeightStore::Attach(fd, spec);

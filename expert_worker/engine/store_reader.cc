@@ -1,6 +1,7 @@
 #include "expert_worker/engine/store_reader.h"
 
 #include <fcntl.h>
+#include <oneapi/tbb/enumerable_thread_specific.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 #include <sys/uio.h>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/hw/pages.h"
 #include "common/shm/unique_fd.h"
 #include "expert_worker/engine/first_error.h"
 
@@ -57,13 +59,36 @@ bool IsColdFile(int fd, uint64_t bytes) {
   return false;
 }
 
+absl::Status WriteFully(int fd, const char* data, uint64_t bytes, uint64_t offset) {
+  while (bytes != 0) {
+    const ssize_t put = pwrite(fd, data, bytes, static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot write the weight store: ", std::strerror(errno)));
+    }
+    data += put;
+    offset += static_cast<uint64_t>(put);
+    bytes -= static_cast<uint64_t>(put);
+  }
+  return absl::OkStatus();
+}
+
+// Whether a store is better written than mapped. Plain pages are: reading into a fresh mapping
+// takes a fault and zeroes each page first, and unmapping takes as long again. Huge pages have few
+// faults, and explicit ones cannot be written.
+bool IsWritten(int store_fd) { return !IsHugeTlb(store_fd) && !SharedTransparentAllowed(); }
+
 class Reader {
  public:
-  Reader(int fd, const StoreManifest& from, const StoreManifest& to, char* base)
-      : fd_(fd), from_(from), to_(to), base_(base) {
-    from_layouts_ = LayoutsOf(from);
-    to_layouts_ = LayoutsOf(to);
-  }
+  Reader(const StoreCopy& copy, char* base)
+      : fd_(copy.fd),
+        store_fd_(IsWritten(copy.store_fd) ? copy.store_fd : -1),
+        from_(copy.from),
+        to_(copy.to),
+        base_(base),
+        from_layouts_(LayoutsOf(copy.from)),
+        to_layouts_(LayoutsOf(copy.to)) {}
 
   absl::Status ReadChecksums() {
     table_.resize(from_.checksums());
@@ -86,8 +111,8 @@ class Reader {
     return pieces;
   }
 
-  // Reads with `fd`, which may be another descriptor of the same file.
-  absl::Status Read(int fd, const Piece& piece, LoadProgress* progress) const {
+  // Reads with `fd`, which may be another descriptor of the same file, by way of `buffer`.
+  absl::Status Read(int fd, const Piece& piece, PageBuffer& buffer, LoadProgress* progress) const {
     const SlotLayout& to = to_layouts_[piece.slot];
     const SlotLayout& from = from_layouts_[piece.slot];
     const uint64_t begin = piece.begin == 0 ? 0 : to.head_bytes + piece.begin * to.segment_bytes;
@@ -95,25 +120,34 @@ class Reader {
     // A store that begins at segment 0 has the head, like the file; others begin behind it.
     const uint64_t skipped =
         to_.segment_begin == 0 ? 0 : from.head_bytes + to_.segment_begin * from.segment_bytes;
-    char* data = base_ + to.offset + piece.expert * to.block_bytes;
-    RETURN_IF_ERROR(ReadFully(fd, data + begin, end - begin,
+    const uint64_t target = to.offset + piece.expert * to.block_bytes + begin;
+    char* data = base_ + target;
+    if (store_fd_ >= 0) {
+      if (buffer.bytes() < end - begin) {
+        ASSIGN_OR_RETURN(buffer, PageBuffer::Allocate(end - begin, HugePages::kOff));
+      }
+      data = static_cast<char*>(buffer.data());
+    }
+    RETURN_IF_ERROR(ReadFully(fd, data, end - begin,
                               from.offset + piece.expert * from.block_bytes + skipped + begin));
     RETURN_IF_ERROR(CheckAndCopyChecksums(piece, data));
+    if (store_fd_ >= 0) RETURN_IF_ERROR(WriteFully(store_fd_, data, end - begin, target));
     progress->loaded_bytes.fetch_add(end - begin, std::memory_order_relaxed);
     return absl::OkStatus();
   }
 
  private:
+  // `data` begins with the piece.
   absl::Status CheckAndCopyChecksums(const Piece& piece, const char* data) const {
     const SlotLayout& to = to_layouts_[piece.slot];
     const uint64_t block = uint64_t{piece.slot} * to_.experts + piece.expert;
     auto* table = reinterpret_cast<uint64_t*>(base_ + sizeof(StoreManifest));
     for (uint32_t s = piece.begin; s < piece.end; ++s) {
-      const uint64_t begin = s == 0 ? 0 : to.head_bytes + s * to.segment_bytes;
-      const uint64_t end = to.head_bytes + (s + 1) * to.segment_bytes;
+      const uint64_t bytes = (s == 0 ? to.head_bytes : 0) + to.segment_bytes;
       const uint32_t segment = to_.segment_begin + s;
       const uint64_t sum =
-          StoreChecksum(data + begin, end - begin, ChecksumSeed(piece.slot, piece.expert, segment));
+          StoreChecksum(data, bytes, ChecksumSeed(piece.slot, piece.expert, segment));
+      data += bytes;
       if (sum != table_[block * from_.segments() + segment]) {
         return absl::DataLossError(absl::StrCat("packed weights of expert layer ", piece.slot,
                                                 ", expert ", piece.expert, ", segment ", segment,
@@ -125,18 +159,19 @@ class Reader {
   }
 
   const int fd_;
+  const int store_fd_;  // -1: the store is filled through its mapping
   const StoreManifest& from_;
   const StoreManifest& to_;
   char* const base_;
-  std::vector<SlotLayout> from_layouts_;
-  std::vector<SlotLayout> to_layouts_;
+  const std::vector<SlotLayout> from_layouts_;
+  const std::vector<SlotLayout> to_layouts_;
   std::vector<uint64_t> table_;
 };
 
 }  // namespace
 
 absl::Status ReadStore(const StoreCopy& copy, int threads, LoadProgress* progress, char* base) {
-  Reader reader(copy.fd, copy.from, copy.to, base);
+  Reader reader(copy, base);
   RETURN_IF_ERROR(reader.ReadChecksums());
   shm::UniqueFd direct;
   if (IsColdFile(copy.fd, copy.from.file_bytes)) {
@@ -145,6 +180,7 @@ absl::Status ReadStore(const StoreCopy& copy, int threads, LoadProgress* progres
   }
   const int data_fd = direct.valid() ? direct.get() : copy.fd;
   const std::vector<Piece> pieces = reader.Pieces();
+  oneapi::tbb::enumerable_thread_specific<PageBuffer> buffers;
   FirstError error;
   oneapi::tbb::task_arena arena(threads);
   arena.execute([&] {
@@ -154,7 +190,7 @@ absl::Status ReadStore(const StoreCopy& copy, int threads, LoadProgress* progres
         error.Set(absl::CancelledError("loading was cancelled"));
         return;
       }
-      const absl::Status status = reader.Read(data_fd, pieces[i], progress);
+      const absl::Status status = reader.Read(data_fd, pieces[i], buffers.local(), progress);
       if (!status.ok()) error.Set(status);
     });
   });

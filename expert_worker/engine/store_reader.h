@@ -10,16 +10,17 @@
 
 namespace tandem::expert {
 
-// Fills data and table of checksums of the store `to` at `base` from the packed file `fd`, whose
-// checked manifest is `from`, on `threads` threads. `path` is opened again, to read around the page
-// cache. Errors: DATA_LOSS names the expert whose checksum differs, or where the file ended;
-// CANCELLED.
 struct StoreCopy {
-  std::string path;
-  int fd;
-  StoreManifest from;
+  std::string path;    // of the packed file; opened again, to read around the page cache
+  int fd;              // of the packed file
+  StoreManifest from;  // its checked manifest
+  int store_fd;
   StoreManifest to;
 };
+
+// Fills data and table of checksums of the store, mapped at `base`, on `threads` threads.
+// Errors: DATA_LOSS names the expert whose checksum differs, or where the file ended; CANCELLED;
+// RESOURCE_EXHAUSTED for memory.
 absl::Status ReadStore(const StoreCopy& copy, int threads, LoadProgress* progress, char* base);
 
 }  // namespace tandem::expert

@@ -49,6 +49,8 @@ ProcessSpec ExpertWorker(const LaunchInputs& in, int index, const std::vector<ui
   list.Add("cpus", FormatCpuList(cpus));
   list.Add("max-isa", options.max_isa);
   list.Add("huge-pages", options.huge_pages);
+  if (!options.state_dir.empty()) list.Add("state-dir", options.state_dir);
+  list.Add("weights", options.weights);
   list.Add("metrics-port", MetricsPort(options, 2 + index));
   list.Add("log-level", options.log_level);
   ProcessSpec spec;

@@ -14,6 +14,7 @@
 #include "deploy/cli/exit_code.h"
 #include "deploy/cli/generate_client.h"
 #include "deploy/cli/local_server.h"
+#include "deploy/cli/pack_command.h"
 #include "deploy/cli/quantize_command.h"
 
 namespace tandem {
@@ -106,10 +107,14 @@ int Main(int argc, char** argv) {
   EvalOptions eval_options;
   OptionParser eval(parser, "eval", "Measure a model: bytes, speed, perplexity, task accuracy");
   eval_options.Register(eval);
+  PackOptions pack_options;
+  OptionParser pack(parser, "pack", "Write a model's packed expert weights to the state directory");
+  pack_options.Register(pack);
   parser.RequireSubcommand();
   if (const auto exit_code = parser.Parse(argc, argv)) return *exit_code;
 
   if (quantize.Chosen()) return RunQuantize(quantize_options);
+  if (pack.Chosen()) return RunPack(pack_options);
   const ServeOptions* options = &chat_options;
   if (serve.Chosen()) options = &serve_options;
   if (run.Chosen()) options = &run_options;

@@ -60,8 +60,10 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("api-key-file", "File with one API key a line; empty: no key needed", &api_key_file);
   parser.Add("api-key", "One API key; better given as TANDEM_API_KEY, as arguments can be read",
              &api_key);
-  parser.Add("state-dir", "Reserved for packed weights and counts; nothing is written there yet",
+  parser.Add("state-dir", "Keeps packed expert weights between starts; empty: packed at each start",
              &state_dir);
+  parser.AddChoice("weights", "Copy packed weights into memory, or map the packed file", &weights,
+                   {"copy", "map"});
   parser.AddChoice("log-level", "Least severe log lines shown", &log_level,
                    {"debug", "info", "warn", "error"});
 }

@@ -34,6 +34,7 @@ struct ServeOptions {
   std::string api_key_file;
   std::string api_key;
   std::string state_dir;
+  std::string weights = "copy";
   std::string log_level = "info";
 
   ServeOptions();

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "deploy/cli/pack_command.h"
+
 namespace tandem {
 namespace {
 
@@ -35,6 +37,26 @@ TEST(LaunchPlan, GivesEveryNumaNodeItsWorker) {
   EXPECT_EQ(plan->expert_workers[1].inherited_fds, std::vector<int>{8});
   EXPECT_THAT(plan->gpu_worker.argv,
               Contains("--expert-workers=unix:/run/x/expert0.sock,unix:/run/x/expert1.sock"));
+}
+
+TEST(LaunchPlan, ExpertWorkersKeepPackedWeightsInTheStateDirectory) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.state_dir = "/var/lib/tandem";
+  inputs.options.weights = "map";
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const ProcessSpec& worker : plan->expert_workers) {
+    EXPECT_THAT(worker.argv, Contains("--state-dir=/var/lib/tandem"));
+    EXPECT_THAT(worker.argv, Contains("--weights=map"));
+  }
+  PackOptions pack;
+  pack.model = "/models/a";
+  pack.state_dir = inputs.options.state_dir;
+  const std::vector<std::string> arguments = PackArguments(pack, "/opt/bin");
+  EXPECT_EQ(arguments[0], "/opt/bin/tandem-expert-worker");
+  EXPECT_THAT(arguments, Contains("--pack-only"));
+  EXPECT_THAT(arguments, Contains("--model=/models/a"));
+  EXPECT_THAT(arguments, Contains("--state-dir=/var/lib/tandem"));
 }
 
 TEST(LaunchPlan, MoreWorkersThanNodesShareCpus) {

@@ -20,7 +20,8 @@
 //   gemm        The fast one, on activations in the form the format wants: F32, BF16 pairs, or int8
 //               in groups of `dot_group` inputs with an F32 scale each. Within the rounding of that
 //               form (and of F32 sums) of the exact product of the given weights; sums of a row do
-//               not depend on the other rows of a call.
+//               not depend on the values of the other rows of a call. (Tiles round once more, and
+//               serve a call's first rows in multiples of 16: amx.cc.)
 //
 // Plain data; all functions are pure, thread-safe, never allocate, never fail. Shapes are elements.
 // Callers check shapes; kernels do not.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/hw/cpu_features.h"
 #include "expert_worker/kernels/packed_matrix.h"
 #include "expert_worker/kernels/panel_layout.h"
 #include "expert_worker/kernels/select.h"
@@ -353,6 +354,11 @@ TEST(SelectKernelTable, TakesTheBestWithinCapAndFeatures) {
   CpuFeatures all;
   all.avx2 = all.avx512 = true;
   EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAvx512Table);
+  all.amx_tile = all.amx_int8 = all.amx_bf16 = true;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAvx512Table);  // tiles leave rows to VNNI
+  all.avx512_vnni = all.avx512_bf16 = all.avx512_vbmi = true;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAmxTable);
+  EXPECT_EQ(SelectKernelTable(Isa::kAvx512, all), &kAvx512VnniTable);
   EXPECT_EQ(SelectKernelTable(Isa::kAvx2, all), &kAvx2Table);
   EXPECT_EQ(SelectKernelTable(Isa::kRef, all), &kRefTable);
   CpuFeatures none;

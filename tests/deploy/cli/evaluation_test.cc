@@ -1,0 +1,162 @@
+#include "deploy/cli/evaluation.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "tests/testing/temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using testing::TempDir;
+
+constexpr const char* kQuestions =
+    R"({"task": "sums", "messages": [{"role": "user", "content": "1 + 1"}], "expected": "2"}
+{"task": "tools", "messages": [{"role": "user", "content": "call"}], "tools": [{"z": 1, "a": 2}], "expected": "called"}
+
+{"task": "sums", "messages": [{"role": "user", "content": "2 + 2"}], "expected": "4"}
+)";
+
+// A server that knows one answer a question and gives every prompt token the probability 1/4.
+class FakeServer {
+ public:
+  absl::StatusOr<EvalJson> Ask(const std::string& path, const EvalJson& body) {
+    ++calls;
+    if (body.at("model") != "m") return absl::NotFoundError("another model");
+    if (path == "/tokenize") {
+      const std::string content = body.at("messages").at(0).at("content");
+      if (content == "call") {
+        tools_seen = body.at("chat_template_kwargs").at("tools").dump();
+        return EvalJson{{"tokens", {3}}};
+      }
+      return EvalJson{{"tokens", {content == "1 + 1" ? 1 : 2}}};
+    }
+    if (path != "/v1/completions") return absl::NotFoundError(path);
+    EXPECT_EQ(body.at("temperature"), 0);
+    EvalJson choice = {{"text", ""}};
+    if (body.contains("echo")) {
+      EvalJson logprobs = EvalJson::array({nullptr});
+      for (size_t i = 1; i < body.at("prompt").size() - missing_logprobs; ++i) {
+        logprobs.push_back(std::log(0.25));
+      }
+      choice["logprobs"] = {{"token_logprobs", logprobs}};
+    } else if (body.at("prompt") == EvalJson::array({1})) {
+      choice["text"] = " 2\n";
+    } else if (body.at("prompt") == EvalJson::array({2})) {
+      choice["text"] = "5";
+    } else if (body.at("prompt") == EvalJson::array({3})) {
+      choice["text"] = "called";
+    }
+    return EvalJson{{"choices", {choice}}};
+  }
+
+  std::atomic<int> calls{0};
+  std::string tools_seen;
+  size_t missing_logprobs = 0;
+};
+
+EvalSettings Settings() {
+  EvalSettings settings;
+  settings.model = "m";
+  settings.streams = 3;
+  settings.speed_tokens = 8;
+  return settings;
+}
+
+TEST(Evaluation, CountsRightAnswersByTaskAndAveragesLogProbabilities) {
+  TempDir dir;
+  dir.Write("eval.jsonl", kQuestions);
+  dir.Write("eval.json", R"({"perplexity_rows": [[5, 6, 7], [5, 6, 7, 8, 9]]})");
+  const auto sets = LoadEvalSets(dir.path());
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  FakeServer server;
+  size_t shown = 0;
+  EvalSettings settings = Settings();
+  settings.progress = [&](size_t done, size_t total) {
+    EXPECT_EQ(total, 5u);
+    shown = done;
+  };
+  const auto result = Evaluate(
+      *sets, [&](const auto& path, const auto& body) { return server.Ask(path, body); }, settings);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_TRUE(result->perplexity.has_value());
+  EXPECT_NEAR(*result->perplexity, 4.0, 1e-9);
+  ASSERT_EQ(result->tasks.size(), 2u);
+  EXPECT_EQ(result->tasks[0].task, "sums");
+  EXPECT_EQ(result->tasks[0].right, 1);
+  EXPECT_EQ(result->tasks[0].total, 2);
+  EXPECT_EQ(result->tasks[1].right, 1);
+  EXPECT_EQ(result->Total().right, 2);
+  EXPECT_GT(result->tokens_per_second, 0);
+  EXPECT_EQ(server.tools_seen, R"([{"z":1,"a":2}])") << "tools keep the order of their keys";
+  EXPECT_EQ(shown, 5u);
+}
+
+TEST(Evaluation, SetsMayLackOneFile) {
+  TempDir dir;
+  dir.Write("eval.jsonl", kQuestions);
+  const auto sets = LoadEvalSets(dir.path());
+  ASSERT_TRUE(sets.ok());
+  FakeServer server;
+  const auto result = Evaluate(
+      *sets, [&](const auto& path, const auto& body) { return server.Ask(path, body); },
+      Settings());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->perplexity.has_value());
+}
+
+TEST(Evaluation, ErrorOfTheServerEndsItEarly) {
+  TempDir dir;
+  std::string rows = R"({"perplexity_rows": [[1, 2])";
+  for (int i = 0; i < 500; ++i) rows += ", [1, 2]";
+  dir.Write("eval.json", rows + "]}");
+  const auto sets = LoadEvalSets(dir.path());
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  std::atomic<int> calls{0};
+  const auto result = Evaluate(
+      *sets,
+      [&](const auto&, const auto&) -> absl::StatusOr<EvalJson> {
+        ++calls;
+        return absl::UnavailableError("gone");
+      },
+      Settings());
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(calls.load(), 10);
+}
+
+TEST(Evaluation, AnswersWithoutWhatWasAskedForAreRefused) {
+  TempDir dir;
+  dir.Write("eval.json", R"({"perplexity_rows": [[5, 6, 7]]})");
+  const auto sets = LoadEvalSets(dir.path());
+  ASSERT_TRUE(sets.ok());
+  FakeServer server;
+  server.missing_logprobs = 1;
+  const auto ask = [&](const auto& path, const auto& body) { return server.Ask(path, body); };
+  EXPECT_FALSE(Evaluate(*sets, ask, Settings()).ok());
+  const auto empty = [&](const auto&, const auto&) -> absl::StatusOr<EvalJson> {
+    return EvalJson::object();
+  };
+  EXPECT_FALSE(Evaluate(*sets, empty, Settings()).ok());
+}
+
+TEST(LoadEvalSets, RefusesByFileAndLine) {
+  TempDir none;
+  EXPECT_EQ(LoadEvalSets(none.path()).status().code(), absl::StatusCode::kNotFound);
+  TempDir bad_line;
+  bad_line.Write("eval.jsonl", std::string(kQuestions) + "{\"task\": 3}\n");
+  const auto line = LoadEvalSets(bad_line.path());
+  ASSERT_FALSE(line.ok());
+  EXPECT_NE(line.status().message().find("line 5"), std::string::npos) << line.status();
+  TempDir bad_rows;
+  bad_rows.Write("eval.json", R"({"perplexity_rows": [3]})");
+  EXPECT_FALSE(LoadEvalSets(bad_rows.path()).ok());
+  TempDir not_json;
+  not_json.Write("eval.json", "nothing");
+  EXPECT_FALSE(LoadEvalSets(not_json.path()).ok());
+}
+
+}  // namespace
+}  // namespace tandem

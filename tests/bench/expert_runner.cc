@@ -76,8 +76,10 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
   limits.lanes = 1;
   limits.row_type = options.parity ? shm::RowType::kF32 : shm::RowType::kBf16;
   RETURN_IF_ERROR(runner->engine_->Configure(limits));
-  ASSIGN_OR_RETURN(runner->eviction_, PageBuffer::Allocate(EvictionBytes(), HugePages::kAuto));
-  std::memset(runner->eviction_.data(), 1, runner->eviction_.bytes());
+  if (options.cold) {
+    ASSIGN_OR_RETURN(runner->eviction_, PageBuffer::Allocate(EvictionBytes(), HugePages::kAuto));
+    std::memset(runner->eviction_.data(), 1, runner->eviction_.bytes());
+  }
   return runner;
 }
 
@@ -125,6 +127,7 @@ void ExpertRunner::MakeBatch(uint32_t rows) {
 }
 
 void ExpertRunner::Evict(expert::Pool& pool) const {
+  if (!options_.cold) return;
   const ByteRange range{eviction_.data(), eviction_.bytes()};
   ReadSeconds(pool, {&range, 1});
 }

@@ -29,6 +29,7 @@ struct RunnerOptions {
   int threads = 1;
   HugePages huge_pages = HugePages::kAuto;
   bool parity = false;  // F32 rows and the exact kernels
+  bool cold = true;     // caches are emptied before each block
 };
 
 // Medians over the samples; every sample's roof is that of its own moment.
@@ -63,6 +64,7 @@ class ExpertRunner {
   RowResult Measure(expert::Pool& pool, uint32_t rows, const MeasureOptions& options);
 
   const expert::WeightStore& store() const { return *store_; }
+  const std::vector<float>& output() const { return out_; }  // of the latest block
   uint64_t expert_bytes() const;
   // The same before packing. REQUIRES: a shape that a store can have.
   static uint64_t PackedExpertBytes(const RunnerOptions& options);

@@ -17,6 +17,7 @@
 #include "common/hw/cpu_features.h"
 #include "common/hw/isa.h"
 #include "common/model/expert_tensors.h"
+#include "expert_worker/kernels/select.h"
 #include "gpu_worker/inprocess_experts.h"
 #include "tests/testing/safetensors_builder.h"
 #include "tests/testing/shared_data.h"
@@ -86,8 +87,8 @@ absl::StatusOr<std::unique_ptr<InProcessExperts>> Load(const Model& model,
 }
 
 // What the workers of `shares` answer for the rows `x`.
-std::vector<float> Run(const Model& model, const std::vector<float>& x,
-                       const std::vector<uint32_t>& shares, Isa isa = Isa::kAmx) {
+std::vector<float> Answer(const Model& model, const std::vector<float>& x,
+                          const std::vector<uint32_t>& shares, Isa isa = Isa::kAmx) {
   auto experts = Load(model, shares, isa);
   EXPECT_TRUE(experts.ok()) << experts.status();
   std::vector<float> out(x.size());
@@ -206,8 +207,8 @@ TEST(QuantizedExperts, Trial_QF_1_RaggedBlocksAreReadByTheConfig) {
   ASSERT_EQ(x_bytes.size(), x.size() * sizeof(float));
   std::memcpy(x.data(), x_bytes.data(), x_bytes.size());
   const auto want = Expected(model, x);
-  ExpectNear(Run(model, x, {1}), want);
-  ExpectNear(Run(model, x, {1, 1}), want);
+  ExpectNear(Answer(model, x, {1}), want);
+  ExpectNear(Answer(model, x, {1, 1}), want);
 }
 
 SafetensorsBuilder AllCodesModel(bool with_nan) {
@@ -237,7 +238,7 @@ TEST(QuantizedExperts, Trial_QF_3_NanCodesAreRefusedAndAllOthersAreExactOnEveryI
   const auto want = Expected(without, x);
   for (const Isa isa : {Isa::kRef, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     SCOPED_TRACE(static_cast<int>(isa));
-    ExpectNear(Run(without, x, {1}, isa), want);
+    ExpectNear(Answer(without, x, {1}, isa), want);
   }
 }
 
@@ -280,9 +281,9 @@ TEST(QuantizedExperts, Trial_QF_7_MoreWorkersThanGroups) {
                     OneLayer(256, 256, Integers(QuantMethod::kGptq, 128, true)));
   const std::vector<float> x = RandomRows(256, 7);
   const auto want = Expected(model, x);
-  ExpectNear(Run(model, x, {1}), want);
-  ExpectNear(Run(model, x, {1, 1, 1}), want);
-  ExpectNear(Run(model, x, {1, 1, 1, 1}), want);
+  ExpectNear(Answer(model, x, {1}), want);
+  ExpectNear(Answer(model, x, {1, 1, 1}), want);
+  ExpectNear(Answer(model, x, {1, 1, 1, 1}), want);
 }
 
 TEST(QuantizedExperts, Trial_QF_9_ZeroPointsAtTheEndsOfTheirRange) {
@@ -290,12 +291,12 @@ TEST(QuantizedExperts, Trial_QF_9_ZeroPointsAtTheEndsOfTheirRange) {
   // Nibble 15 of GPTQ v1 is the zero point 16, nibble 0 of AWQ the zero point 0.
   const Model gptq(IntegerModel(Layout::kGptq, 64, 96, 32, 15).Build(),
                    OneLayer(64, 96, Integers(QuantMethod::kGptq, 32, false)));
-  ExpectNear(Run(gptq, x, {1}), Expected(gptq, x));
-  ExpectNear(Run(gptq, x, {3, 1}), Expected(gptq, x));
+  ExpectNear(Answer(gptq, x, {1}), Expected(gptq, x));
+  ExpectNear(Answer(gptq, x, {3, 1}), Expected(gptq, x));
   const Model awq(IntegerModel(Layout::kAwq, 64, 96, 32, 0).Build(),
                   OneLayer(64, 96, Integers(QuantMethod::kAwq, 32, false)));
-  ExpectNear(Run(awq, x, {1}), Expected(awq, x));
-  ExpectNear(Run(awq, x, {3, 1}), Expected(awq, x));
+  ExpectNear(Answer(awq, x, {1}), Expected(awq, x));
+  ExpectNear(Answer(awq, x, {3, 1}), Expected(awq, x));
 }
 
 }  // namespace

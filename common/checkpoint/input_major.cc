@@ -49,6 +49,14 @@ uint32_t Word(const Tensor& tensor, int64_t row, int64_t col) {
   return word;
 }
 
+// The eight nibbles of a word as bytes, the lowest first.
+uint64_t SpreadNibbles(uint32_t word) {
+  uint64_t x = word;
+  x = (x | x << 16) & 0x0000ffff0000ffff;
+  x = (x | x << 8) & 0x00ff00ff00ff00ff;
+  return (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+
 class InputMajorSource final : public CodedSource {
  public:
   explicit InputMajorSource(const InputMajorLayout& layout)
@@ -73,6 +81,11 @@ class InputMajorSource final : public CodedSource {
         const uint32_t word =
             layout_.is_awq ? Word(tensor(), at, word_index) : Word(tensor(), word_index, at);
         uint8_t* code = to + (at - other.begin) * other_stride;
+        if (!layout_.is_awq && end - begin == kWordBits / 4) {
+          const uint64_t bytes = SpreadNibbles(word);
+          std::memcpy(code, &bytes, sizeof(bytes));
+          continue;
+        }
         for (int64_t i = begin % per_word_; i < begin % per_word_ + end - begin; ++i) {
           *code = static_cast<uint8_t>(((word >> shifts_[i]) & mask) ^ layout_.code_xor);
           code += packed_stride;

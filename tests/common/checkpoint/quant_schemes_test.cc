@@ -102,11 +102,16 @@ TEST(QuantSchemes, Trial_QF_9_ZeroPointsAtTheEndsOfTheirRange) {
   awq.Add("w.qweight", "I32", {2, 1}, RawBytes<uint32_t>({0x76543210u, 0xfedcba98u}))
       .Add("w.qzeros", "I32", {1, 1}, RawBytes<uint32_t>({0}))
       .Add("w.scales", "F16", {1, 8}, RawBytes(std::vector<uint16_t>(8, kHalf)));
-  const auto low = Whole(Model(awq).Open(8, 2, Integers(QuantMethod::kAwq, {4, 2, false})));
+  const Model awq_model(awq);
+  const auto matrix = awq_model.Open(8, 2, Integers(QuantMethod::kAwq, {4, 2, false}));
+  const auto low = Whole(matrix);
+  std::vector<float> column(8);  // whole words of one input
+  ASSERT_TRUE(matrix->ReadF32({0, 8}, {1, 2}, column).ok());
   constexpr int kOutputs[8] = {0, 2, 4, 6, 1, 3, 5, 7};
   for (int i = 0; i < 8; ++i) {
     EXPECT_EQ(low.at(static_cast<size_t>(kOutputs[i]) * 2), static_cast<float>(i) * 0.5f);
     EXPECT_EQ(low.at(static_cast<size_t>(kOutputs[i]) * 2 + 1), static_cast<float>(i + 8) * 0.5f);
+    EXPECT_EQ(column.at(static_cast<size_t>(kOutputs[i])), static_cast<float>(i + 8) * 0.5f);
   }
 }
 

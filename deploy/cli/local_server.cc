@@ -88,13 +88,15 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
   const ServeOptions& options = settings.options;
   ASSIGN_OR_RETURN(const NumaOption numa, ParseNumaOption(options.numa));
   LaunchInputs inputs{options, DetectTopology(numa), ProgramDir(), "", {}};
-  const int workers = ExpertWorkerCount(options, inputs.topology);
+  ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
+  ASSIGN_OR_RETURN(const ModelSpec spec, LoadModelSpec(*checkpoint));
+  // Without routed experts there is nothing for an expert worker to do.
+  if (spec.moe.experts == 0) inputs.options.link = "inprocess";
+  const int workers = ExpertWorkerCount(inputs.options, inputs.topology);
   std::vector<uint32_t> shares;
   if (workers > 0) {
     ASSIGN_OR_RETURN(shares, ExpertShares(options, workers));
   }
-  ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
-  ASSIGN_OR_RETURN(const ModelSpec spec, LoadModelSpec(*checkpoint));
   ASSIGN_OR_RETURN(const HostMemory host, ReadHostMemory());
   ASSIGN_OR_RETURN(const HostPlan plan, PlanHost(options, spec, *checkpoint, shares, host));
   inputs.options.max_context = plan.max_context;

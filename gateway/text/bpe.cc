@@ -103,11 +103,12 @@ absl::Status BpeModel::LoadVocab(const BpeSpec& spec, const std::string& source)
     std::string spelling;
     AppendByteSpelling(static_cast<unsigned char>(byte), &spelling);
     const auto id = Find(spelling);
-    if (!id && OccursInUtf8(byte)) {
+    if (!id && OccursInUtf8(byte)) has_all_bytes_ = false;
+    if (!id && OccursInUtf8(byte) && !spec.skips_unknown_bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(source, ": model.vocab: no token for byte ", byte, " (\"", spelling, "\")"));
     }
-    byte_ids_[byte] = id.value_or(0);
+    byte_ids_[byte] = id.value_or(kNone);
   }
   return absl::OkStatus();
 }
@@ -230,6 +231,16 @@ void BpeModel::MergeLong(Scratch* scratch) const {
 
 void BpeModel::EncodeWord(std::string_view word, Scratch* scratch,
                           std::vector<TokenId>* out) const {
+  if (has_all_bytes_) return EncodeKnown(word, scratch, out);
+  scratch->known.clear();
+  for (const char c : word) {
+    if (byte_ids_[static_cast<unsigned char>(c)] != kNone) scratch->known.push_back(c);
+  }
+  EncodeKnown(scratch->known, scratch, out);
+}
+
+void BpeModel::EncodeKnown(std::string_view word, Scratch* scratch,
+                           std::vector<TokenId>* out) const {
   constexpr size_t kShortBytes = 48;
   if (word.empty()) return;
   TANDEM_DCHECK(word.size() < kNone);

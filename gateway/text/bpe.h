@@ -36,6 +36,7 @@ class BpeModel {
     std::vector<Symbol> symbols;
     std::vector<std::pair<uint32_t, uint32_t>> heap;  // (rank, index of the left symbol)
     std::string spelling;
+    std::string known;  // a word without the bytes that have no token
   };
 
   static absl::StatusOr<BpeModel> Build(const BpeSpec& spec, std::string_view source);
@@ -74,8 +75,11 @@ class BpeModel {
   // Merges `left` with its next symbol; returns false if there was nothing to merge.
   void MergeAt(Scratch* scratch, uint32_t left) const;
 
+  void EncodeKnown(std::string_view word, Scratch* scratch, std::vector<TokenId>* out) const;
+
   bool ignore_merges_ = false;
-  std::array<TokenId, 256> byte_ids_{};
+  bool has_all_bytes_ = true;
+  std::array<TokenId, 256> byte_ids_{};  // kNone: the vocabulary has no such token
   std::string spellings_;  // all spellings one after the other; by_spelling_ points into it
   absl::flat_hash_map<absl::string_view, TokenId> by_spelling_;
   std::string bytes_;

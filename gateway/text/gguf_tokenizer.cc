@@ -124,6 +124,7 @@ absl::Status Reader::ReadPreType() {
     out_.spec.pre_tokenizers.push_back(std::move(step));
   }
   out_.spec.model.ignore_merges = pre_->ignore_merges;
+  out_.spec.model.skips_unknown_bytes = true;  // SmolLM2 was trained without some control bytes
   return absl::OkStatus();
 }
 

@@ -45,6 +45,8 @@ struct BpeSpec {
   std::vector<std::pair<std::string_view, TokenId>> vocab;  // byte-level spelling, id
   std::vector<std::pair<std::string_view, std::string_view>> merges;
   bool ignore_merges = false;  // a word that is a vocabulary entry is that token
+  // Bytes that have no token are left out of a text; else a vocabulary without one is refused.
+  bool skips_unknown_bytes = false;
 };
 
 struct TokenizerSpec {

@@ -129,7 +129,8 @@ TEST_F(GgufRefusals, WhatWouldBeComputedWrongly) {
               HasSubstr("tensor 'blk.0.ffn_magic.weight': is not known to architecture 'llama'"));
   EXPECT_THAT(ErrorOf(Llama().Tensor("blk.00.attn_norm.weight", {64}, 0, std::string(256, '\0'))),
               HasSubstr("tensor 'model.layers.0.input_layernorm.weight': is there twice"));
-  EXPECT_THAT(ErrorOf(Llama().U32("llama.expert_count", 8)), HasSubstr("tensor 'blk.0.ffn"));
+  EXPECT_THAT(ErrorOf(Llama().U32("llama.expert_count", 8)),
+              HasSubstr("key 'llama.expert_used_count': is missing"));
 }
 
 TEST_F(GgufRefusals, UnknownArchitecturesByName) {

@@ -74,11 +74,6 @@ absl::Status WriteFully(int fd, const char* data, uint64_t bytes, uint64_t offse
   return absl::OkStatus();
 }
 
-// Whether a store is better written than mapped. Plain pages are: reading into a fresh mapping
-// takes a fault and zeroes each page first, and unmapping takes as long again. Huge pages have few
-// faults, and explicit ones cannot be written.
-bool IsWritten(int store_fd) { return !IsHugeTlb(store_fd) && !SharedTransparentAllowed(); }
-
 class Reader {
  public:
   Reader(const StoreCopy& copy, char* base)
@@ -137,6 +132,13 @@ class Reader {
   }
 
  private:
+  // Whether a store is better written than mapped. Plain pages are: reading into a fresh mapping
+  // takes a fault and zeroes each page first, and unmapping takes as long again. Huge pages have
+  // few faults, and explicit ones cannot be written.
+  static bool IsWritten(int store_fd) {
+    return !IsHugeTlb(store_fd) && !SharedTransparentAllowed();
+  }
+
   // `data` begins with the piece.
   absl::Status CheckAndCopyChecksums(const Piece& piece, const char* data) const {
     const SlotLayout& to = to_layouts_[piece.slot];

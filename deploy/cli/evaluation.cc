@@ -47,14 +47,19 @@ absl::Status LoadQuestions(const std::string& path, EvalSets* sets) {
     ++number;
     if (absl::StripAsciiWhitespace(line).empty()) continue;
     const EvalJson json = EvalJson::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !IsText(json, "task") || !IsText(json, "expected") ||
-        !json.contains("messages") || !json["messages"].is_array()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": line ", number, " has no task, messages and expected answer"));
+    const bool has_prompt = json.is_object() && IsText(json, "prompt");
+    const bool has_messages =
+        json.is_object() && json.contains("messages") && json["messages"].is_array();
+    if ((!has_prompt && !has_messages) || !IsText(json, "task") || !IsText(json, "expected")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": line ", number, " has no task, expected answer and messages or prompt"));
     }
-    sets->questions.push_back({json["task"], json["messages"],
-                               json.contains("tools") ? json["tools"] : EvalJson(),
-                               json["expected"]});
+    if (!has_prompt && json.contains("tools") && !json["tools"].empty()) {
+      return absl::UnimplementedError(absl::StrCat(
+          path, ": line ", number, " has tools: it needs a 'prompt', rendered with them"));
+    }
+    sets->questions.push_back({json["task"], has_prompt ? json["prompt"] : EvalJson(),
+                               has_messages ? json["messages"] : EvalJson(), json["expected"]});
   }
   return absl::OkStatus();
 }
@@ -123,16 +128,20 @@ absl::StatusOr<NegativeLog> RowLoss(const AskServer& ask, const std::string& mod
   return loss;
 }
 
+absl::StatusOr<EvalJson> PromptOf(const AskServer& ask, const EvalSettings& settings,
+                                  const EvalQuestion& question) {
+  if (!question.prompt.is_null()) return question.prompt;
+  ASSIGN_OR_RETURN(const EvalJson rendered,
+                   ask("/tokenize", {{"model", settings.model}, {"messages", question.messages}}));
+  if (!rendered.is_object() || !rendered.contains("tokens")) return Unexpected("tokens");
+  return rendered["tokens"];
+}
+
 absl::StatusOr<bool> IsAnswered(const AskServer& ask, const EvalSettings& settings,
                                 const EvalQuestion& question) {
-  EvalJson render = {{"model", settings.model}, {"messages", question.messages}};
-  if (!question.tools.is_null()) {
-    render["chat_template_kwargs"] = EvalJson{{"tools", question.tools}};
-  }
-  ASSIGN_OR_RETURN(const EvalJson rendered, ask("/tokenize", render));
-  if (!rendered.is_object() || !rendered.contains("tokens")) return Unexpected("tokens");
+  ASSIGN_OR_RETURN(const EvalJson prompt, PromptOf(ask, settings, question));
   ASSIGN_OR_RETURN(const EvalJson choice, Complete(ask, {{"model", settings.model},
-                                                         {"prompt", rendered["tokens"]},
+                                                         {"prompt", prompt},
                                                          {"max_tokens", settings.max_tokens}}));
   const std::string text = choice["text"];
   return absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.expected);

@@ -6,13 +6,14 @@
 //
 // A directory of sets holds either or both of
 //   eval.json   {"perplexity_rows": [row ...]}, a row a list of token ids or a text
-//   eval.jsonl  one question a line: {"task", "messages", "tools" (optional), "expected"}
-// as the shipped model does.
+//   eval.jsonl  one question a line: {"task", "expected", "messages" or "prompt"}
+// as the shipped model does. "prompt" is the text that the chat template gives, and goes before
+// messages: questions with tools need it, since the server takes no tools to render.
 //
 // Perplexity is exp of the mean negative log-probability of all tokens of all rows but each row's
-// first. An answer is right when it equals `expected` without surrounding blanks. Questions are
-// rendered by the server's /tokenize (tools as a template variable) and answered greedily by
-// /v1/completions, whose text no parser of reasoning or tools has touched.
+// first. An answer is right when it equals `expected` without surrounding blanks. Messages are
+// rendered by the server's /tokenize; answers come greedily from /v1/completions, whose text no
+// parser of reasoning or tools has touched.
 //
 // Functions; thread-safe. `ask` is called by `streams` threads at once. Errors name file and line,
 // or what the server did not say.
@@ -33,8 +34,8 @@ using EvalJson = nlohmann::ordered_json;
 
 struct EvalQuestion {
   std::string task;
+  EvalJson prompt;  // a text, or null: messages are rendered
   EvalJson messages;
-  EvalJson tools;  // null: none
   std::string expected;
 };
 

@@ -18,7 +18,6 @@ class HttpClient {
   // `base_url` like "http://127.0.0.1:8080"; an empty key sends none.
   HttpClient(std::string base_url, std::string api_key);
 
-  // Order of keys is kept: chat templates print tools as they come.
   using Json = nlohmann::ordered_json;
 
   absl::StatusOr<Json> Get(const std::string& path) const;

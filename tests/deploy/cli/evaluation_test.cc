@@ -15,7 +15,7 @@ using testing::TempDir;
 
 constexpr const char* kQuestions =
     R"({"task": "sums", "messages": [{"role": "user", "content": "1 + 1"}], "expected": "2"}
-{"task": "tools", "messages": [{"role": "user", "content": "call"}], "tools": [{"z": 1, "a": 2}], "expected": "called"}
+{"task": "tools", "messages": [], "tools": [{"z": 1}], "prompt": "<s>call", "expected": "called"}
 
 {"task": "sums", "messages": [{"role": "user", "content": "2 + 2"}], "expected": "4"}
 )";
@@ -28,9 +28,8 @@ class FakeServer {
     if (body.at("model") != "m") return absl::NotFoundError("another model");
     if (path == "/tokenize") {
       const std::string content = body.at("messages").at(0).at("content");
-      if (content == "call") {
-        tools_seen = body.at("chat_template_kwargs").at("tools").dump();
-        return EvalJson{{"tokens", {3}}};
+      if (body.contains("tools") || body.contains("chat_template_kwargs")) {
+        return absl::InvalidArgumentError("no tools are taken");
       }
       return EvalJson{{"tokens", {content == "1 + 1" ? 1 : 2}}};
     }
@@ -47,14 +46,13 @@ class FakeServer {
       choice["text"] = " 2\n";
     } else if (body.at("prompt") == EvalJson::array({2})) {
       choice["text"] = "5";
-    } else if (body.at("prompt") == EvalJson::array({3})) {
+    } else if (body.at("prompt") == "<s>call") {
       choice["text"] = "called";
     }
     return EvalJson{{"choices", {choice}}};
   }
 
   std::atomic<int> calls{0};
-  std::string tools_seen;
   size_t missing_logprobs = 0;
 };
 
@@ -91,7 +89,6 @@ TEST(Evaluation, CountsRightAnswersByTaskAndAveragesLogProbabilities) {
   EXPECT_EQ(result->tasks[1].right, 1);
   EXPECT_EQ(result->Total().right, 2);
   EXPECT_GT(result->tokens_per_second, 0);
-  EXPECT_EQ(server.tools_seen, R"([{"z":1,"a":2}])") << "tools keep the order of their keys";
   EXPECT_EQ(shown, 5u);
 }
 
@@ -150,6 +147,9 @@ TEST(LoadEvalSets, RefusesByFileAndLine) {
   const auto line = LoadEvalSets(bad_line.path());
   ASSERT_FALSE(line.ok());
   EXPECT_NE(line.status().message().find("line 5"), std::string::npos) << line.status();
+  TempDir tools;
+  tools.Write("eval.jsonl", R"({"task": "t", "messages": [], "tools": [{}], "expected": "x"})");
+  EXPECT_EQ(LoadEvalSets(tools.path()).status().code(), absl::StatusCode::kUnimplemented);
   TempDir bad_rows;
   bad_rows.Write("eval.json", R"({"perplexity_rows": [3]})");
   EXPECT_FALSE(LoadEvalSets(bad_rows.path()).ok());

@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/model/model_files.h"
 #include "common/model/model_loader.h"
-#include "gateway/text/gguf_tokenizer.h"
+#include "gateway/gguf_tokenizer.h"
 
 namespace tandem::gateway {
 namespace {

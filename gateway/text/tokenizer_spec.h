@@ -1,6 +1,6 @@
 #pragma once
 
-// The contents of a tokenizer.json (or a GGUF file: gguf_tokenizer.h) as checked plain data.
+// The contents of a tokenizer.json (or of a GGUF file: gateway/gguf_tokenizer.h) as checked plain data.
 // Everything the format can say that the classes built from it (Normalizer, PreTokenizer, BpeModel,
 // AddedTokenMatcher) cannot do is refused here, naming source and key.
 //

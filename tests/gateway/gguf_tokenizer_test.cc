@@ -1,7 +1,7 @@
 // Tokenizers carried by a GGUF file: published ones written as converters do encode as their
 // tokenizer.json does; pattern names; what is refused.
 
-#include "gateway/text/gguf_tokenizer.h"
+#include "gateway/gguf_tokenizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

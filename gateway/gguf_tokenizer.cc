@@ -1,4 +1,4 @@
-#include "gateway/text/gguf_tokenizer.h"
+#include "gateway/gguf_tokenizer.h"
 
 #include <simdjson.h>
 

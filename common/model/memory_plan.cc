@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/base/check.h"
 #include "common/model/model_tensors.h"
 
 namespace tandem {
@@ -19,9 +18,10 @@ uint64_t Elements(const RequiredTensor& tensor) {
 }
 
 uint64_t ResidentBytes(const Checkpoint& checkpoint, const RequiredTensor& need) {
+  // Packed formats have no tensor of the weight's own name.
   const Checkpoint::Tensor* tensor = checkpoint.Find(need.name);
-  TANDEM_CHECK(tensor != nullptr);
-  const bool keeps_bf16 = need.role != TensorRole::kVector && tensor->view.dtype == DType::kBF16;
+  const bool keeps_bf16 =
+      tensor != nullptr && need.role != TensorRole::kVector && tensor->view.dtype == DType::kBF16;
   return Elements(need) * DTypeBytes(keeps_bf16 ? DType::kBF16 : DType::kF32);
 }
 

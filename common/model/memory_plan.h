@@ -18,7 +18,8 @@
 
 namespace tandem {
 
-// Weights as they lie in memory after loading: BF16 stays BF16; F32, F16 and decoded FP8 are F32.
+// Weights as they lie in memory after loading: BF16 stays BF16, all else counts as F32. For experts
+// that are kept in a quantized format that is an upper bound.
 struct WeightBytes {
   uint64_t dense = 0;  // all but routed experts: embeddings, attention, dense and shared MLPs, head
   uint64_t routed = 0;  // all routed experts

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/model/model_loader.h"
+#include "tests/testing/safetensors_builder.h"
 #include "tests/testing/shared_data.h"
 #include "tests/testing/temp_dir.h"
 
@@ -121,6 +122,26 @@ TEST(MemoryPlan, MeasuresAGoldenModel) {
   const uint64_t dense_mlp = 3 * 80 * 64 * 2, routers = 2 * 8 * 64 * 2, ends = 2 * 256 * 64 * 2;
   EXPECT_EQ(bytes.dense, 3 * (attention + norms) + dense_mlp + routers + ends + 64 * 4);
   EXPECT_EQ(KvBytesPerToken(*spec, DType::kF32), 3u * 2 * 2 * 24 * 4);
+}
+
+TEST(MemoryPlan, ExpertsThatArePackedHaveNoTensorOfTheirNameAndCountAsF32) {
+  testing::TempDir dir;
+  const std::string name = "layers.0.experts.0.up_proj.weight_packed";
+  dir.Write(
+      "model.safetensors",
+      testing::SafetensorsBuilder().Add(name, "I32", {16, 4}, std::string(256, '\0')).Build());
+  const auto checkpoint = Checkpoint::Open(dir.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ModelSpec spec;
+  spec.hidden = 32;
+  spec.moe.experts = 2;
+  spec.moe.intermediate = 16;
+  LayerSpec& layer = spec.layers.emplace_back();
+  layer.moe = true;
+  layer.expert_gate = "layers.0.experts.%d.gate_proj.weight";
+  layer.expert_up = "layers.0.experts.%d.up_proj.weight";
+  layer.expert_down = "layers.0.experts.%d.down_proj.weight";
+  EXPECT_EQ(MeasureWeights(**checkpoint, spec).routed, 2u * 3 * 16 * 32 * sizeof(float));
 }
 
 TEST(MemoryPlan, LatentCacheKeepsTheLatentOnly) {

@@ -99,8 +99,8 @@ inline constexpr uint32_t kSuperBlockColumns = 256;
 
 // Internal linkage, so that kernel objects hold no weak symbols.
 constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 constexpr int8_t kIq4NlValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                            1,    13,   25,  38,  53,  69,  89,  113};
+                                     1,    13,   25,  38,  53,  69,  89,  113};
 
 }  // namespace tandem

@@ -1,8 +1,8 @@
 #pragma once
 
-// The contents of a tokenizer.json (or of a GGUF file: gateway/gguf_tokenizer.h) as checked plain data.
-// Everything the format can say that the classes built from it (Normalizer, PreTokenizer, BpeModel,
-// AddedTokenMatcher) cannot do is refused here, naming source and key.
+// The contents of a tokenizer.json (or of a GGUF file: gateway/gguf_tokenizer.h) as checked plain
+// data. Everything the format can say that the classes built from it (Normalizer, PreTokenizer,
+// BpeModel, AddedTokenMatcher) cannot do is refused here, naming source and key.
 //
 // String views point into the parsed document, which the spec keeps alive.
 

@@ -64,7 +64,7 @@ struct Flags {
 
 std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
   OptionParser parser("tandem-gateway", "Serves a model's clients over HTTP and gRPC");
-  parser.Add("model", "Model directory", &flags->model);
+  parser.Add("model", "Model directory or GGUF file", &flags->model);
   parser.Required();
   parser.Add("served-model-name", "Name clients use; default: the directory's name",
              &flags->served_model_name);

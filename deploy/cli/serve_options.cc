@@ -19,7 +19,7 @@ ServeOptions::ServeOptions() : model(TANDEM_DEFAULT_MODEL), state_dir(DefaultSta
 
 void ServeOptions::Register(OptionParser& parser) {
   const IntRange port = {.min = 0, .max = 65535};
-  parser.Add("model", "Model directory (config.json, *.safetensors)", &model);
+  parser.Add("model", "Model directory (config.json, *.safetensors) or GGUF file", &model);
   parser.Add("served-model-name", "Name in the API; the directory's by default",
              &served_model_name);
   parser.Add("host", "Address that the API binds", &host);

@@ -66,9 +66,10 @@ absl::StatusOr<ModelDirectory> LoadModelDirectory(const std::string& path) {
   RETURN_IF_ERROR(LoadText(files, &model));
   // A tokenizer with ids beyond the embeddings belongs to another model.
   if (model.tokenizer && model.tokenizer->vocab_size() > static_cast<uint32_t>(spec.vocab)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": its tokenizer has token ids up to ", model.tokenizer->vocab_size() - 1, ", but ",
-        files.config_file, " a vocabulary of ", spec.vocab));
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.gguf ? path + ": its tokenizer" : path + "/tokenizer.json",
+                     " has token ids up to ", model.tokenizer->vocab_size() - 1, ", but ",
+                     files.config_file, " a vocabulary of ", spec.vocab));
   }
 
   model.end_ids = spec.end_ids;

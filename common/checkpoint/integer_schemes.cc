@@ -19,7 +19,8 @@ constexpr std::string_view kGroupIndex[] = {".weight_g_idx"};
 
 int64_t PackedWidth(int64_t cols, int bits) { return DivideUp(cols * bits, 32); }
 
-// The listed scheme that the shapes fit. More than one may fit only if they say the same.
+// The listed scheme that the shapes fit. More than one may fit only if they say the same, as groups
+// of any size do that hold the whole row.
 absl::StatusOr<QuantizedWeights> ChooseWeights(const MatrixRequest& request, const Tensor& codes,
                                                const Tensor& scale) {
   const auto width = [](const Tensor& tensor) {
@@ -31,8 +32,9 @@ absl::StatusOr<QuantizedWeights> ChooseWeights(const MatrixRequest& request, con
     const bool packed = codes.view.dtype == DType::kI32;
     const int64_t codes_width = packed ? PackedWidth(request.cols, one.bits) : request.cols;
     if (width(scale) != groups || width(codes) != codes_width) continue;
+    const bool one_group = groups == 1;
     if (chosen != nullptr &&
-        (chosen->bits != one.bits || chosen->group_columns != one.group_columns)) {
+        (chosen->bits != one.bits || (!one_group && chosen->group_columns != one.group_columns))) {
       return TensorError(codes, "fits two config groups of quantization_config");
     }
     chosen = &one;

@@ -222,7 +222,18 @@ TEST(QuantSchemes, ConfigGroupsAreToldApartByShapes) {
   const auto matrix = model.Open(1, 8, scheme);
   EXPECT_THAT(Whole(matrix), ElementsAre(0, 1, 2, 3, -128, -128, -128, -128));
   EXPECT_EQ(matrix->format(), WeightFormat::kInt8Bf16);
+  // Groups of any size that hold the whole row say the same.
   scheme.weights.push_back({8, 16, true});
+  EXPECT_THAT(Whole(model.Open(1, 8, scheme)), ElementsAre(0, 1, 2, 3, -128, -128, -128, -128));
+}
+
+TEST(QuantSchemes, ConfigGroupsOfOtherSizesThatFitAlikeAreRefused) {
+  SafetensorsBuilder builder;
+  builder.Add("w.weight_packed", "I32", {1, 2}, RawBytes<uint32_t>({0x83828180u, 0}))
+      .Add("w.weight_scale", "BF16", {1, 2}, RawBytes<uint16_t>({0x3f80, 0x3f80}));
+  const Model model(builder);
+  QuantScheme scheme = Ct(8, 4);
+  scheme.weights.push_back({8, 5, true});  // 8 inputs are two groups of either size
   EXPECT_THAT(Message(model.Open(1, 8, scheme).status()), HasSubstr("fits two config groups"));
 }
 

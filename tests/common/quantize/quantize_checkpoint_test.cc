@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -216,6 +217,34 @@ TEST(QuantizeCheckpoint, GroupsThatDoNotDivideGetAConfigGroupOfTheirOwn) {
             nlohmann::json({"re:.*\\.gate_proj$", "re:.*\\.up_proj$"}));
   EXPECT_EQ(groups["group_1"]["weights"]["group_size"], 32);
   EXPECT_EQ(groups["group_1"]["targets"], nlohmann::json({"re:.*\\.down_proj$"}));
+}
+
+TEST(QuantizeCheckpoint, RowsShorterThanTheGroupAreReadBackBesideLongerOnes) {
+  // 64 columns take groups of 64: for the reader one scale a row, as groups of 128 would be.
+  TempDir model, parent;
+  SafetensorsBuilder file;
+  AddBf16(file, ExpertName(0, "up_proj"), {64, 256}, 1);
+  AddBf16(file, ExpertName(0, "down_proj"), {256, 64}, 2);
+  model.Write("model.safetensors", file.Build());
+  model.Write("config.json", "{}");
+  const std::string output = parent.path() / "out";
+  QuantizeRequest request = Request(model, output);
+  request.target.group_columns = 128;
+  ASSERT_TRUE(QuantizeCheckpoint(request, nullptr).ok());
+  EXPECT_EQ(ConfigOf(output)["quantization_config"]["config_groups"].size(), 2u);
+  const auto before = Checkpoint::Open(model.path());
+  const auto after = Checkpoint::Open(output);
+  ASSERT_TRUE(before.ok() && after.ok());
+  QuantScheme scheme;
+  scheme.method = QuantMethod::kCompressedTensors;
+  scheme.weights = {{4, 128, true}, {4, 64, true}};
+  for (const auto& [part, rows, cols] : {std::tuple("up_proj", 64, 256), {"down_proj", 256, 64}}) {
+    const std::string name = ExpertName(0, part);
+    EXPECT_LE(RelativeError(Read(**before, name, rows, cols, {}),
+                            Read(**after, name, rows, cols, scheme)),
+              0.11)
+        << name;
+  }
 }
 
 TEST(QuantizeCheckpoint, ScopeOfLinearsTakesAttentionButNotTheRouter) {

@@ -61,14 +61,18 @@ struct PanelView {
   }
   // The first of a group's 32 scales or minima, which take `bytes` each.
   const char* ScalesOf(uint32_t j, uint32_t bytes) const {
-    if (group_columns == 0) return data + geometry.head_scales;
-    const size_t group = j % kBlockInputs / group_columns;
-    return BlockOf(j) + GeometryOfBlock(j).scales + group * kPanelWidth * bytes;
+    return group_columns == 0 ? data + geometry.head_scales
+                              : InBlock(j, GeometryOfBlock(j).scales, bytes);
   }
   const char* MinsOf(uint32_t j, uint32_t bytes) const {
-    if (group_columns == 0) return data + geometry.head_mins;
+    return group_columns == 0 ? data + geometry.head_mins
+                              : InBlock(j, GeometryOfBlock(j).mins, bytes);
+  }
+
+ private:
+  const char* InBlock(uint32_t j, size_t region, uint32_t bytes) const {
     const size_t group = j % kBlockInputs / group_columns;
-    return BlockOf(j) + GeometryOfBlock(j).mins + group * kPanelWidth * bytes;
+    return BlockOf(j) + region + group * kPanelWidth * bytes;
   }
 };
 

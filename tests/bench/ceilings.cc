@@ -133,11 +133,8 @@ Ceilings MeasureCeilings(expert::Pool& pool, const CpuFeatures& features, uint64
   Ceilings ceilings;
   MeasureReads(pool, HugePages::kOff, "4 KiB", read_bytes, ceilings.reads);
   MeasureReads(pool, HugePages::kAuto, "2 MiB", read_bytes, ceilings.reads);
-  const bool tiles = features.amx_tile && AllowTiles();
   for (const Candidate& candidate : kCandidates) {
     if (!(features.*candidate.present)) continue;
-    const bool tile = candidate.probe == &kAmxInt8 || candidate.probe == &kAmxBf16;
-    if (tile && !tiles) continue;
     ceilings.peaks.push_back({candidate.probe, BestGops(pool, *candidate.probe, 1),
                               BestGops(pool, *candidate.probe, pool.threads())});
   }

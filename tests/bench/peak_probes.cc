@@ -1,8 +1,5 @@
 #include "tests/bench/peak_probes.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include "expert_worker/kernels/amx_tile_config.h"
 
 namespace tandem::bench {
@@ -136,11 +133,5 @@ const PeakProbe kAvx512Vpdpbusd{"avx512 vpdpbusd", 12 * 128.0, RunAvx512Vpdpbusd
 const PeakProbe kAvx512Vdpbf16{"avx512 vdpbf16ps", 12 * 64.0, RunAvx512Vdpbf16};
 const PeakProbe kAmxInt8{"amx tdpbssd", 4 * 2.0 * 16 * 16 * 64, RunAmxInt8};
 const PeakProbe kAmxBf16{"amx tdpbf16ps", 4 * 2.0 * 16 * 16 * 32, RunAmxBf16};
-
-bool AllowTiles() {
-  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
 
 }  // namespace tandem::bench

@@ -30,11 +30,8 @@ extern const PeakProbe kAvx512Maddubs4;
 extern const PeakProbe kAvx512Maddwd;
 extern const PeakProbe kAvx512Vpdpbusd;
 extern const PeakProbe kAvx512Vdpbf16;
-// These two need the kernel's permission besides (AllowTiles).
+// These two need the kernel's permission besides, which DetectCpuFeatures asks for.
 extern const PeakProbe kAmxInt8;
 extern const PeakProbe kAmxBf16;
-
-// Asks the kernel for the tile state of this process. False where it refuses.
-bool AllowTiles();
 
 }  // namespace tandem::bench

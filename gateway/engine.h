@@ -11,6 +11,7 @@
 // listener is released.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -116,6 +117,10 @@ class Engine {
 
   // Ready: model loaded, worker alive and making progress, not draining.
   virtual absl::Status Ready() const = 0;
+  // Tells `listener` whether the worker serves: at once, then at every change before Ready shows
+  // it, so that a health service is never behind. It is called under a lock and must not call the
+  // engine; an empty one ends it.
+  virtual void FollowServing(std::function<void(bool)> listener) = 0;
   virtual std::optional<ServedModel> Model() const = 0;
   // Refuses new requests from now on; returns when the admitted ones are done or the time is over.
   virtual void Drain(int64_t timeout_ms) = 0;

@@ -36,17 +36,26 @@ void EngineBoard::SetServing(ServedModel model, CapacityLimits capacity) {
   const std::lock_guard lock(mutex_);
   model_ = std::move(model);
   capacity_ = std::move(capacity);
+  if (listener_) listener_(!draining_);
   not_serving_ = absl::OkStatus();
 }
 
 void EngineBoard::SetNotServing(absl::Status why) {
   const std::lock_guard lock(mutex_);
   not_serving_ = std::move(why);
+  if (listener_) listener_(false);
 }
 
 void EngineBoard::StartDraining() {
   const std::lock_guard lock(mutex_);
   draining_ = true;
+  if (listener_) listener_(false);
+}
+
+void EngineBoard::FollowServing(std::function<void(bool)> listener) {
+  const std::lock_guard lock(mutex_);
+  listener_ = std::move(listener);
+  if (listener_) listener_(not_serving_.ok() && !draining_);
 }
 
 bool EngineBoard::WaitUntilEmpty(int64_t timeout_ms) {

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 
@@ -32,6 +33,8 @@ class EngineBoard {
   // `why` is what callers are told; its code is that of Ready.
   void SetNotServing(absl::Status why);
   void StartDraining();
+  // See Engine.
+  void FollowServing(std::function<void(bool)> listener);
   // False if requests were still open after `timeout_ms`.
   bool WaitUntilEmpty(int64_t timeout_ms);
   // The engine thread goes round.
@@ -53,6 +56,7 @@ class EngineBoard {
   std::optional<ServedModel> model_;
   CapacityLimits capacity_;
   bool draining_ = false;
+  std::function<void(bool)> listener_;
   uint64_t open_ = 0;
   int64_t last_tick_ns_ = 0;
 };

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
@@ -172,10 +173,12 @@ absl::Status WritePorts(const std::string& path, std::string_view json) {
   return absl::OkStatus();
 }
 
-// Until the first stop signal the health service follows the engine. An error: the model cannot be
-// loaded, so that waiting is of no use.
-absl::Status ServeUntilSignal(const sigset_t& signals, const Engine& engine,
-                              GrpcServer& grpc_server) {
+// Until the first stop signal the health service follows the engine: its listener tells of the
+// worker, the poll of an engine that is stuck. An error: the model cannot be loaded, so that
+// waiting is of no use.
+absl::Status ServeUntilSignal(const sigset_t& signals, Engine& engine, GrpcServer& grpc_server) {
+  const absl::Cleanup unfollow = [&engine] { engine.FollowServing({}); };
+  engine.FollowServing([&grpc_server](bool serving) { grpc_server.SetServing(serving); });
   bool serving = false;
   for (;;) {
     const absl::Status ready = engine.Ready();

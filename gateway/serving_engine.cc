@@ -65,6 +65,9 @@ class ServingEngine final : public Engine {
                                   std::shared_ptr<GenerationListener> listener) override;
   void Cancel(uint64_t handle) override;
   absl::Status Ready() const override;
+  void FollowServing(std::function<void(bool)> listener) override {
+    board_.FollowServing(std::move(listener));
+  }
   std::optional<ServedModel> Model() const override { return board_.Model(); }
   void Drain(int64_t timeout_ms) override {
     board_.StartDraining();

@@ -86,6 +86,7 @@ class FakeEngine final : public Engine {
     changed_.notify_all();
   }
 
+  void FollowServing(std::function<void(bool)>) override {}
   absl::Status Ready() const override {
     const std::lock_guard lock(mutex_);
     return ready_;

@@ -133,6 +133,32 @@ TEST_F(EngineCoreTest, LosesAWorkerExactlyAtTheDeadline) {
   EXPECT_GT(port_.disconnects, 0);
 }
 
+// A health service that follows is right at every moment that Ready is, never a poll later.
+TEST_F(EngineCoreTest, WhoFollowsServingIsToldAtOnce) {
+  std::vector<bool> told;
+  board_.FollowServing([&](bool serving) { told.push_back(serving); });
+  EXPECT_EQ(told, std::vector<bool>({false}));
+  Serve();
+  EXPECT_TRUE(told.back());
+  Submit();
+  Advance(1500);
+  EXPECT_EQ(board_.Ready().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(told.back());
+  board_.StartDraining();
+  const size_t before = told.size();
+  board_.FollowServing({});
+  board_.SetNotServing(absl::UnavailableError("later"));
+  EXPECT_EQ(told.size(), before);
+}
+
+TEST_F(EngineCoreTest, NoHealthComesBackWhileDraining) {
+  bool serving = true;
+  board_.FollowServing([&](bool now) { serving = now; });
+  board_.StartDraining();
+  board_.SetServing({}, {});
+  EXPECT_FALSE(serving);
+}
+
 TEST_F(EngineCoreTest, GivesAMomentMoreWhenItComesLateItself) {
   Serve();
   const auto listener = Submit();

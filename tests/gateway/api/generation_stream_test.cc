@@ -20,6 +20,7 @@ class ManualEngine final : public Engine {
   }
   void Cancel(uint64_t handle) override { cancelled.push_back(handle); }
   absl::Status Ready() const override { return absl::OkStatus(); }
+  void FollowServing(std::function<void(bool)>) override {}
   std::optional<ServedModel> Model() const override { return std::nullopt; }
   void Drain(int64_t) override {}
 

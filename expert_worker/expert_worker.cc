@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::FillStore(int fd, con
     if (store.ok() || absl::IsCancelled(store.status())) return store;
     LogWarn("packed_file_not_used", {{"reason", store.status().ToString()}});
   }
-  return WeightStore::Build(fd, spec, CheckpointExperts(&tensors), options_.threads, &progress_);
+  return WeightStore::Build(fd, spec, CheckpointExperts(&tensors), HowToLoad(), &progress_);
 }
 
 absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::LoadPacked(
@@ -152,13 +152,13 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::LoadPacked(
   RETURN_IF_ERROR(PackedFile::CheckRoom(path, spec));
   ASSIGN_OR_RETURN(const PackedFile packed,
                    PackedFile::OpenOrPack(path, spec, source, options_.threads, &progress_));
-  auto store = packed.Load(fd, spec, options_.threads, &progress_);
+  auto store = packed.Load(fd, spec, HowToLoad(), &progress_);
   if (!absl::IsDataLoss(store.status())) return store;
   LogWarn("packed_file_refused", {{"reason", store.status().ToString()}});
   packed.Discard();
   ASSIGN_OR_RETURN(const PackedFile again,
                    PackedFile::OpenOrPack(path, spec, source, options_.threads, &progress_));
-  return again.Load(fd, spec, options_.threads, &progress_);
+  return again.Load(fd, spec, HowToLoad(), &progress_);
 }
 
 // The supervisor could only guess the size when it chose the pages; the exact number is known here.

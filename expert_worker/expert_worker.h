@@ -122,6 +122,7 @@ class ExpertWorker {
   absl::StatusOr<std::unique_ptr<WeightStore>> LoadPacked(int fd, const StoreSpec& spec,
                                                           const ExpertTensors& tensors);
   absl::Status CheckKeptPages(uint64_t bytes) const;
+  LoadOptions HowToLoad() const { return {options_.threads, options_.huge_pages}; }
   void PreferNodeOf(int fd, uint64_t bytes) const;
   void CheckPlacement();
   absl::Status StartEngine();

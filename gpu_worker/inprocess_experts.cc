@@ -23,9 +23,9 @@ absl::StatusOr<InProcessExperts::Engine> InProcessExperts::MakeEngine(
   ASSIGN_OR_RETURN(const Memfd memfd, CreateMemfd("tandem-experts", 0, HugePages::kOff));
   const shm::UniqueFd fd(memfd.fd);  // the store's mapping outlives it
   Engine engine;
-  ASSIGN_OR_RETURN(engine.store, expert::WeightStore::Build(fd.get(), store_spec,
-                                                            expert::CheckpointExperts(&tensors),
-                                                            options.threads, &progress));
+  ASSIGN_OR_RETURN(engine.store, expert::WeightStore::Build(
+                                     fd.get(), store_spec, expert::CheckpointExperts(&tensors),
+                                     {.threads = options.threads}, &progress));
   engine.experts = std::make_unique<expert::RoutedExperts>(
       engine.store.get(), options.kernels,
       expert::RoutedExperts::Options{.threads = options.threads});

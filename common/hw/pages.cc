@@ -8,9 +8,15 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iomanip>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 namespace tandem {
 namespace {
@@ -74,9 +80,55 @@ bool IsHugeTlb(int fd) {
   return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
 }
 
+bool IsSharedMemory(int fd) {
+  struct statfs fs {};
+  return fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
+}
+
 bool SharedTransparentAllowed() {
   const std::string setting = TransparentSetting("shmem_enabled");
   return !setting.empty() && setting != "[never]" && setting != "[deny]";
+}
+
+void CollapsePages(void* data, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t end = (address + bytes) / kHugePageBytes * kHugePageBytes;
+  for (uintptr_t at = RoundUp(address, kHugePageBytes); at < end; at += kHugePageBytes) {
+    // Only a page that exists can become part of a larger one.
+    auto* page = reinterpret_cast<char*>(at);
+    *static_cast<volatile char*>(page) = 0;
+    if (madvise(page, kHugePageBytes, MADV_COLLAPSE) != 0 && errno == EINVAL) return;
+  }
+}
+
+// Of the lines of /proc/self/smaps: a mapping's begins with "ADDRESS-END ", lines "Name: N kB"
+// follow.
+PageKind MappedPageKind(const void* data) {
+  std::ifstream in("/proc/self/smaps");
+  std::ostringstream address;
+  address << std::hex << std::setw(8) << std::setfill('0') << reinterpret_cast<uintptr_t>(data)
+          << '-';
+  const std::string begin = address.str();
+  std::string line;
+  bool here = false;
+  size_t resident_kb = 0;
+  size_t huge_kb = 0;
+  while (std::getline(in, line)) {
+    if (!here) {
+      here = line.compare(0, begin.size(), begin) == 0;
+      continue;
+    }
+    std::istringstream words(line);
+    std::string name;
+    size_t kb = 0;
+    if (!(words >> name >> kb)) continue;
+    if (name == "Rss:") resident_kb = kb;
+    if (name == "AnonHugePages:" || name == "ShmemPmdMapped:" || name == "FilePmdMapped:") {
+      huge_kb += kb;
+    }
+    if (name == "VmFlags:") break;
+  }
+  return huge_kb > 0 && huge_kb >= resident_kb / 2 ? PageKind::kTransparent : PageKind::kPlain;
 }
 
 std::string HugePageAdvice(size_t bytes) {

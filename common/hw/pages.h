@@ -35,8 +35,21 @@ size_t FreeHugePages();
 // Whether a descriptor's file is made of explicit huge pages.
 bool IsHugeTlb(int fd);
 
+// Whether a descriptor's file is shared memory of the kernel's own: a memfd, or of tmpfs.
+bool IsSharedMemory(int fd);
+
 // Whether files of shared memory (memfds, shm) get transparent huge pages where madvise asks.
 bool SharedTransparentAllowed();
+
+// Makes transparent huge pages of a writable mapping of shared memory that nothing was written to,
+// where whole ones lie within [data, data + bytes), whatever the kernel's setting is: zeroed, as
+// fresh pages are. Addresses and places in the file must agree modulo kHugePageBytes. Needs
+// Linux 6.1; what the kernel refuses stays as it is.
+void CollapsePages(void* data, size_t bytes);
+
+// How the mapping that begins at `data` is held now, as the page tables have it: explicit huge
+// pages are not looked for. Costs a walk of the mapping's page table.
+PageKind MappedPageKind(const void* data);
 
 // "needs N huge pages of 2 MiB, M are free: sysctl vm.nr_hugepages=..." for logs and refusals.
 std::string HugePageAdvice(size_t bytes);

@@ -79,7 +79,8 @@ absl::Status Write(const std::string& path, const StoreSpec& whole, const Expert
         absl::StrCat(temporary, ": ", manifest.file_bytes, " bytes: ", std::strerror(error)));
   }
   if (status.ok()) {
-    status = Named(WeightStore::Pack(fd.get(), whole, source, threads, progress), temporary);
+    status = Named(WeightStore::Pack(fd.get(), whole, source, {.threads = threads}, progress),
+                   temporary);
   }
   if (status.ok() && (fsync(fd.get()) != 0 || rename(temporary.c_str(), path.c_str()) != 0)) {
     status = absl::ResourceExhaustedError(absl::StrCat(path, ": ", Reason()));
@@ -146,13 +147,14 @@ absl::Status PackedFile::CheckRoom(const std::string& path, const StoreSpec& spe
 }
 
 absl::StatusOr<std::unique_ptr<WeightStore>> PackedFile::Load(int fd, const StoreSpec& spec,
-                                                              int threads,
+                                                              const LoadOptions& options,
                                                               LoadProgress* progress) const {
   ASSIGN_OR_RETURN(const StoreManifest from, MakeManifest(WholeSpec(spec)));
   const auto fill = [&](const StoreManifest& to, char* base) {
-    return Named(ReadStore({path_, fd_.get(), from, fd, to}, threads, progress, base), path_);
+    return Named(ReadStore({path_, fd_.get(), from, fd, to}, options.threads, progress, base),
+                 path_);
   };
-  RETURN_IF_ERROR(WeightStore::Fill(fd, spec, progress, fill));
+  RETURN_IF_ERROR(WeightStore::Fill(fd, spec, options.pages, progress, fill));
   return WeightStore::Attach(fd, spec);
 }
 

@@ -45,7 +45,8 @@ class PackedFile {
   static absl::Status CheckRoom(const std::string& path, const StoreSpec& spec);
 
   // Fills the store `fd` (a memfd or an empty file) with the segments of `spec`, seals and maps it.
-  absl::StatusOr<std::unique_ptr<WeightStore>> Load(int fd, const StoreSpec& spec, int threads,
+  absl::StatusOr<std::unique_ptr<WeightStore>> Load(int fd, const StoreSpec& spec,
+                                                    const LoadOptions& options,
                                                     LoadProgress* progress) const;
   // Maps the segments of `spec` as they lie on disk, after comparing their checksums.
   absl::StatusOr<std::unique_ptr<WeightStore>> Map(const StoreSpec& spec) const;

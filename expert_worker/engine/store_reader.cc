@@ -78,7 +78,7 @@ class Reader {
  public:
   Reader(const StoreCopy& copy, char* base)
       : fd_(copy.fd),
-        store_fd_(IsWritten(copy.store_fd) ? copy.store_fd : -1),
+        store_fd_(IsWritten(copy.store_fd, base) ? copy.store_fd : -1),
         from_(copy.from),
         to_(copy.to),
         base_(base),
@@ -135,8 +135,9 @@ class Reader {
   // Whether a store is better written than mapped. Plain pages are: reading into a fresh mapping
   // takes a fault and zeroes each page first, and unmapping takes as long again. Huge pages have
   // few faults, and explicit ones cannot be written.
-  static bool IsWritten(int store_fd) {
-    return !IsHugeTlb(store_fd) && !SharedTransparentAllowed();
+  static bool IsWritten(int store_fd, const char* base) {
+    return !IsHugeTlb(store_fd) && !SharedTransparentAllowed() &&
+           MappedPageKind(base) == PageKind::kPlain;
   }
 
   // `data` begins with the piece.

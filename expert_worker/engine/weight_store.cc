@@ -1,7 +1,6 @@
 #include "expert_worker/engine/weight_store.h"
 
 #include <fcntl.h>
-#include <oneapi/tbb/parallel_for.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -15,13 +14,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "expert_worker/engine/store_mapping.h"
 #include "expert_worker/engine/store_packer.h"
 #include "expert_worker/kernels/packed_matrix.h"
 #include "expert_worker/kernels/panel_layout.h"
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -30,36 +27,6 @@ namespace tandem::expert {
 namespace {
 
 std::string Reason() { return std::strerror(errno); }
-
-// A mapping that is undone unless released.
-class Mapping {
- public:
-  static absl::StatusOr<Mapping> Map(int fd, uint64_t bytes, int protection) {
-    void* base = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cannot map ", bytes, " bytes of the weight store: ", Reason()));
-    }
-    return Mapping(static_cast<char*>(base), bytes);
-  }
-  Mapping(Mapping&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
-  Mapping& operator=(Mapping&&) = delete;
-  ~Mapping() { Unmap(); }
-
-  char* base() const { return base_; }
-  uint64_t bytes() const { return bytes_; }
-  void Unmap() {
-    if (base_ != nullptr) munmap(base_, bytes_);
-    base_ = nullptr;
-  }
-  char* Release() { return std::exchange(base_, nullptr); }
-
- private:
-  Mapping(char* base, uint64_t bytes) : base_(base), bytes_(bytes) {}
-  char* base_;
-  uint64_t bytes_;
-};
 
 bool IsSealed(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -97,17 +64,6 @@ absl::Status CheckManifest(const StoreManifest& found, const StoreManifest& want
   return absl::OkStatus();
 }
 
-// Page tables are filled now, on all cores, not by the first tokens: a fault a 4-KiB page costs 67
-// ms a GiB on one core. Kernels before 5.14 refuse; then the faults come later.
-void Populate(const char* base, uint64_t bytes) {
-  constexpr uint64_t kPieceBytes = uint64_t{64} << 20;
-  oneapi::tbb::parallel_for(uint64_t{0}, (bytes + kPieceBytes - 1) / kPieceBytes, [&](uint64_t i) {
-    const uint64_t begin = i * kPieceBytes;
-    const uint64_t length = std::min(kPieceBytes, bytes - begin);
-    madvise(const_cast<char*>(base) + begin, length, MADV_POPULATE_READ);
-  });
-}
-
 absl::StatusOr<uint64_t> FileBytes(int fd) {
   struct stat st {};
   if (fstat(fd, &st) != 0) {
@@ -133,14 +89,14 @@ absl::Status Resize(int fd, uint64_t bytes) {
 }
 
 // Maps a file that is `spec`'s store by its manifest, which goes to `found`.
-absl::StatusOr<Mapping> MapChecked(int fd, const StoreSpec& spec, StoreManifest* found) {
+absl::StatusOr<StoreMapping> MapChecked(int fd, const StoreSpec& spec, StoreManifest* found) {
   ASSIGN_OR_RETURN(const StoreManifest wanted, MakeManifest(spec));
   ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
   if (file_bytes == 0) return absl::NotFoundError("the weight store is empty");
   if (file_bytes < sizeof(StoreManifest)) {
     return absl::DataLossError("the weight store is shorter than its manifest");
   }
-  ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ));
+  ASSIGN_OR_RETURN(StoreMapping mapping, StoreMapping::Map(fd, file_bytes, PROT_READ));
   std::memcpy(found, mapping.base(), sizeof(*found));
   RETURN_IF_ERROR(CheckManifest(*found, wanted, file_bytes, mapping.base()));
   return mapping;
@@ -173,20 +129,17 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Attach(int fd, const S
 absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::AttachPart(int fd, const StoreSpec& spec,
                                                                      SegmentRange owned) {
   StoreManifest found;
-  ASSIGN_OR_RETURN(Mapping mapping, MapChecked(fd, spec, &found));
+  ASSIGN_OR_RETURN(StoreMapping mapping, MapChecked(fd, spec, &found));
   const bool sealed = IsSealed(fd);
   if (!sealed) RETURN_IF_ERROR(VerifyChecksums(found, owned, mapping.base()));
-  const bool transparent =
-      SharedTransparentAllowed() && madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE) == 0;
+  if (SharedTransparentAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
   // Of a part, comparing the checksums has filled its page tables.
-  if (owned.size() == found.segments()) Populate(mapping.base(), mapping.bytes());
+  if (owned.size() == found.segments()) mapping.Populate();
   std::unique_ptr<WeightStore> store(
       new WeightStore(found, owned, mapping.base(), mapping.bytes()));
   mapping.Release();
   store->sealed_ = sealed;
-  store->page_kind_ = IsHugeTlb(fd) ? PageKind::kHugeTlb
-                      : transparent ? PageKind::kTransparent
-                                    : PageKind::kPlain;
+  store->page_kind_ = IsHugeTlb(fd) ? PageKind::kHugeTlb : MappedPageKind(store->base_);
   return store;
 }
 
@@ -195,8 +148,8 @@ absl::Status WeightStore::Check(int fd, const StoreSpec& spec) {
   return MapChecked(fd, spec, &found).status();
 }
 
-absl::Status WeightStore::Fill(int fd, const StoreSpec& spec, LoadProgress* progress,
-                               const Filler& fill) {
+absl::Status WeightStore::Fill(int fd, const StoreSpec& spec, HugePages pages,
+                               LoadProgress* progress, const Filler& fill) {
   ASSIGN_OR_RETURN(StoreManifest manifest, MakeManifest(spec));
   progress->loaded_bytes.store(0, std::memory_order_relaxed);
   progress->total_bytes.store(manifest.file_bytes - manifest.data_offset,
@@ -208,10 +161,11 @@ absl::Status WeightStore::Fill(int fd, const StoreSpec& spec, LoadProgress* prog
   RETURN_IF_ERROR(Resize(fd, manifest.file_bytes));
   {
     ASSIGN_OR_RETURN(const uint64_t file_bytes, FileBytes(fd));
-    ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd, file_bytes, PROT_READ | PROT_WRITE));
+    ASSIGN_OR_RETURN(StoreMapping mapping,
+                     StoreMapping::Map(fd, file_bytes, PROT_READ | PROT_WRITE));
+    if (pages != HugePages::kOff) mapping.MakeHugePages(fd);
     auto* head = reinterpret_cast<StoreManifest*>(mapping.base());
     std::memset(head, 0, sizeof(*head));
-    if (SharedTransparentAllowed()) madvise(mapping.base(), mapping.bytes(), MADV_HUGEPAGE);
     RETURN_IF_ERROR(fill(manifest, mapping.base()));
     manifest.checksum = ManifestChecksum(manifest, mapping.base());
     std::memcpy(head, &manifest, sizeof(manifest));
@@ -226,17 +180,17 @@ absl::Status WeightStore::Fill(int fd, const StoreSpec& spec, LoadProgress* prog
 }
 
 absl::Status WeightStore::Pack(int fd, const StoreSpec& spec, const ExpertSource& source,
-                               int threads, LoadProgress* progress) {
-  return Fill(fd, spec, progress, [&](const StoreManifest& manifest, char* base) {
-    return PackExperts(manifest, source, threads, progress, base);
+                               const LoadOptions& options, LoadProgress* progress) {
+  return Fill(fd, spec, options.pages, progress, [&](const StoreManifest& manifest, char* base) {
+    return PackExperts(manifest, source, options.threads, progress, base);
   });
 }
 
 absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Build(int fd, const StoreSpec& spec,
                                                                 const ExpertSource& source,
-                                                                int threads,
+                                                                const LoadOptions& options,
                                                                 LoadProgress* progress) {
-  RETURN_IF_ERROR(Pack(fd, spec, source, threads, progress));
+  RETURN_IF_ERROR(Pack(fd, spec, source, options, progress));
   return Attach(fd, spec);
 }
 

@@ -36,6 +36,12 @@ struct LoadProgress {
   std::atomic<bool> cancel{false};  // set by the reader: loading ends with CANCELLED
 };
 
+struct LoadOptions {
+  int threads = 1;
+  // kOff: pages stay as the file has them.
+  HugePages pages = HugePages::kAuto;
+};
+
 class WeightStore {
  public:
   // Maps a complete store.
@@ -49,17 +55,18 @@ class WeightStore {
   static absl::Status Check(int fd, const StoreSpec& spec);
 
   // Writes a store into the file (whatever it held): `fill` its data and checksums. Marks it
-  // complete and seals it where the file can be sealed. FAILED_PRECONDITION if it is sealed
-  // already.
+  // complete and seals it where the file can be sealed. Shared memory gets huge pages first, if
+  // `pages` lets it. FAILED_PRECONDITION if it is sealed already.
   using Filler = std::function<absl::Status(const StoreManifest& manifest, char* base)>;
-  static absl::Status Fill(int fd, const StoreSpec& spec, LoadProgress* progress,
+  static absl::Status Fill(int fd, const StoreSpec& spec, HugePages pages, LoadProgress* progress,
                            const Filler& fill);
-  // Fills it with `source`, packed on `threads` threads.
-  static absl::Status Pack(int fd, const StoreSpec& spec, const ExpertSource& source, int threads,
-                           LoadProgress* progress);
+  // Fills it with `source`.
+  static absl::Status Pack(int fd, const StoreSpec& spec, const ExpertSource& source,
+                           const LoadOptions& options, LoadProgress* progress);
   // Pack, then Attach.
   static absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const StoreSpec& spec,
-                                                            const ExpertSource& source, int threads,
+                                                            const ExpertSource& source,
+                                                            const LoadOptions& options,
                                                             LoadProgress* progress);
 
   ~WeightStore();

@@ -63,7 +63,8 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
   expert::LoadProgress progress;
   const RandomExperts source(spec.formats[0].gate_up);
   ASSIGN_OR_RETURN(runner->store_,
-                   expert::WeightStore::Build(fd.get(), spec, source, options.threads, &progress));
+                   expert::WeightStore::Build(fd.get(), spec, source,
+                                              {options.threads, options.huge_pages}, &progress));
   runner->engine_ = std::make_unique<expert::RoutedExperts>(
       runner->store_.get(), options.table,
       expert::RoutedExperts::Options{.threads = options.threads});

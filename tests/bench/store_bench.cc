@@ -102,7 +102,7 @@ double LoadStore(const std::string& path, const expert::StoreSpec& spec, const F
   expert::LoadProgress progress;
   const auto file = expert::PackedFile::Open(path, spec);
   TANDEM_CHECK(file.ok());
-  const auto store = file->Load(memory_fd.get(), spec, flags.threads, &progress);
+  const auto store = file->Load(memory_fd.get(), spec, {.threads = flags.threads}, &progress);
   TANDEM_CHECK(store.ok());
   return Seconds(start);
 }

@@ -86,10 +86,11 @@ TEST_F(PackedFileTest, EveryCutIsReadFromOneFile) {
                                    SegmentRange{1, segments}, SegmentRange{2, 3}}) {
     const StoreSpec spec = SpecOf(experts, range);
     const UniqueFd packed_fd = Memfd(), loaded_fd = Memfd();
-    const auto want = WeightStore::Build(packed_fd.get(), spec, experts, 2, &progress_);
+    const auto want =
+        WeightStore::Build(packed_fd.get(), spec, experts, {.threads = 2}, &progress_);
     ASSERT_TRUE(want.ok()) << want.status();
     const int reads = experts.reads;
-    const auto loaded = file->Load(loaded_fd.get(), spec, 2, &progress_);
+    const auto loaded = file->Load(loaded_fd.get(), spec, {.threads = 2}, &progress_);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_TRUE((*loaded)->sealed());
     EXPECT_EQ(progress_.loaded_bytes, progress_.total_bytes);
@@ -101,7 +102,7 @@ TEST_F(PackedFileTest, EveryCutIsReadFromOneFile) {
     EXPECT_EQ(experts.reads, reads);
   }
   const UniqueFd fd = Memfd();
-  EXPECT_TRUE(file->Load(fd.get(), SpecOf(experts, {2, 2}), 2, &progress_).ok());
+  EXPECT_TRUE(file->Load(fd.get(), SpecOf(experts, {2, 2}), {.threads = 2}, &progress_).ok());
 }
 
 TEST_F(PackedFileTest, QuantizedFormats) {
@@ -116,8 +117,9 @@ TEST_F(PackedFileTest, QuantizedFormats) {
     ASSERT_TRUE(file.ok()) << file.status();
     const StoreSpec spec = SpecOf(experts, {1, 3});
     const UniqueFd packed_fd = Memfd(), loaded_fd = Memfd();
-    const auto want = WeightStore::Build(packed_fd.get(), spec, experts, 2, &progress_);
-    const auto loaded = file->Load(loaded_fd.get(), spec, 2, &progress_);
+    const auto want =
+        WeightStore::Build(packed_fd.get(), spec, experts, {.threads = 2}, &progress_);
+    const auto loaded = file->Load(loaded_fd.get(), spec, {.threads = 2}, &progress_);
     ASSERT_TRUE(want.ok() && loaded.ok()) << want.status() << loaded.status();
     ExpectSame(**loaded, **want);
   }
@@ -177,18 +179,18 @@ TEST_F(PackedFileTest, ChangedWeightsAreFoundWhileLoading) {
   ASSERT_TRUE(file.ok());
   FlipByte(file->path(), std::filesystem::file_size(file->path()) - 1);
   const UniqueFd fd = Memfd();
-  const auto loaded = file->Load(fd.get(), spec, 2, &progress_);
+  const auto loaded = file->Load(fd.get(), spec, {.threads = 2}, &progress_);
   EXPECT_EQ(loaded.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_NE(std::string(loaded.status().message()).find(file->path()), std::string::npos);
   EXPECT_EQ(file->Map(spec).status().code(), absl::StatusCode::kDataLoss);
   // The worker that owns other segments is not concerned.
   const UniqueFd other_fd = Memfd();
-  EXPECT_TRUE(file->Load(other_fd.get(), SpecOf(experts, {0, 1}), 2, &progress_).ok());
+  EXPECT_TRUE(file->Load(other_fd.get(), SpecOf(experts, {0, 1}), {.threads = 2}, &progress_).ok());
   EXPECT_TRUE(file->Map(SpecOf(experts, {0, 1})).ok());
   file->Discard();
   const auto again = OpenOrPack(experts);
   ASSERT_TRUE(again.ok());
-  EXPECT_TRUE(again->Load(fd.get(), spec, 2, &progress_).ok());
+  EXPECT_TRUE(again->Load(fd.get(), spec, {.threads = 2}, &progress_).ok());
 }
 
 TEST_F(PackedFileTest, FailedPackingLeavesNoFile) {

@@ -75,7 +75,7 @@ class Block {
     const StoreSpec spec = experts.Spec(quantum, range);
     fd_ = shm::UniqueFd(memfd_create("store", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     LoadProgress progress;
-    auto store = WeightStore::Build(fd_.get(), spec, experts, 1, &progress);
+    auto store = WeightStore::Build(fd_.get(), spec, experts, {.threads = 1}, &progress);
     EXPECT_TRUE(store.ok()) << store.status();
     store_ = std::move(*store);
     engine_ = std::make_unique<RoutedExperts>(

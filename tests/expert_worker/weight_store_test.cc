@@ -30,7 +30,7 @@ UniqueFd NewMemfd() { return UniqueFd(memfd_create("store", MFD_CLOEXEC | MFD_AL
 absl::StatusOr<std::unique_ptr<WeightStore>> Build(int fd, const FakeExperts& experts,
                                                    const StoreSpec& spec) {
   LoadProgress progress;
-  auto store = WeightStore::Build(fd, spec, experts, 2, &progress);
+  auto store = WeightStore::Build(fd, spec, experts, {.threads = 2}, &progress);
   EXPECT_TRUE(!store.ok() || progress.loaded_bytes == progress.total_bytes);
   return store;
 }
@@ -175,6 +175,30 @@ TEST(WeightStore, AnotherProcessAttachesWithoutTheSource) {
   ExpectHolds(**store, experts, {0, 3}, 8);
 }
 
+// Weights are read through huge pages without anybody's having reserved some.
+TEST(WeightStore, SharedMemoryGetsHugePagesUnlessRefused) {
+  FakeShape shape;
+  shape.experts = 8;
+  shape.hidden = 512;
+  shape.intermediate = 256;
+  const FakeExperts experts(shape, 5);
+  const StoreSpec spec = experts.Spec(64, {0, 4});
+  const UniqueFd plain_fd = NewMemfd();
+  LoadProgress progress;
+  const auto plain = WeightStore::Build(plain_fd.get(), spec, experts,
+                                        {.threads = 2, .pages = HugePages::kOff}, &progress);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ((*plain)->page_kind(), PageKind::kPlain);
+  const UniqueFd fd = NewMemfd();
+  const auto store = Build(fd.get(), experts, spec);
+  ASSERT_TRUE(store.ok()) << store.status();
+  ExpectHolds(**store, experts, {0, 4}, 64);
+  if ((*store)->page_kind() == PageKind::kPlain) GTEST_SKIP() << "this kernel refuses them";
+  const auto again = WeightStore::Attach(fd.get(), spec);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->page_kind(), PageKind::kTransparent);
+}
+
 TEST(WeightStore, SealedStoreCannotBeWrittenOrResized) {
   const FakeExperts experts(FakeShape{}, 4);
   const UniqueFd fd = NewMemfd();
@@ -306,7 +330,7 @@ TEST(WeightStore, CancelledLoadEndsEarly) {
   LoadProgress progress;
   progress.cancel = true;
   const StoreSpec spec = experts.Spec(8, {0, 3});
-  EXPECT_EQ(WeightStore::Build(fd.get(), spec, experts, 2, &progress).status().code(),
+  EXPECT_EQ(WeightStore::Build(fd.get(), spec, experts, {.threads = 2}, &progress).status().code(),
             absl::StatusCode::kCancelled);
 }
 

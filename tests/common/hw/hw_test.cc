@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/hw/cpu_features.h"
@@ -103,6 +104,31 @@ TEST(NU_5, TooFewHugePagesFallBackOrAreRefusedWithTheCount) {
   const auto fallback = PageBuffer::Allocate(bytes, HugePages::kAuto);
   ASSERT_TRUE(fallback.ok());
   EXPECT_NE(fallback->kind(), PageKind::kHugeTlb);
+}
+
+TEST(CollapsePages, GivesWholeHugePagesWhateverTheSettingIs) {
+  constexpr size_t kBytes = 4 * kHugePageBytes;
+  const auto memfd = CreateMemfd("tandem-test", kBytes, HugePages::kOff);
+  ASSERT_TRUE(memfd.ok());
+  EXPECT_TRUE(IsSharedMemory(memfd->fd));
+  void* const hole =
+      mmap(nullptr, kBytes + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(hole, MAP_FAILED);
+  const auto aligned = (reinterpret_cast<uintptr_t>(hole) / kHugePageBytes + 1) * kHugePageBytes;
+  void* const data = mmap(reinterpret_cast<void*>(aligned), kBytes, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_FIXED, memfd->fd, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  EXPECT_EQ(MappedPageKind(data), PageKind::kPlain);
+  auto* bytes = static_cast<unsigned char*>(data);
+  // Neither end is a whole page's.
+  CollapsePages(bytes + 100, kBytes - 200);
+  EXPECT_EQ(std::count(bytes, bytes + kBytes, 0), static_cast<ptrdiff_t>(kBytes));
+  std::memset(bytes, 7, kBytes);
+  EXPECT_EQ(std::count(bytes, bytes + kBytes, 7), static_cast<ptrdiff_t>(kBytes));
+  const PageKind kind = MappedPageKind(data);
+  munmap(hole, kBytes + kHugePageBytes);
+  close(memfd->fd);
+  if (kind == PageKind::kPlain) GTEST_SKIP() << "this kernel refuses them";
 }
 
 TEST(Memfd, CanBeSealedAgainstShrinking) {

@@ -7,10 +7,13 @@
 
 namespace tandem::expert {
 
-uint32_t SegmentsPerTask(const WeightStore& store, uint32_t layer) {
+uint32_t SegmentsPerTask(const WeightStore& store, uint32_t layer, uint32_t groups, int threads) {
   constexpr uint64_t kTaskBytes = 64 * 1024;
-  return static_cast<uint32_t>(
-      std::clamp<uint64_t>(kTaskBytes / store.segment_bytes(layer), 1, store.segments()));
+  constexpr uint64_t kTasksPerThread = 64;
+  const uint64_t segments = uint64_t{groups} * store.segments();
+  const uint64_t wanted = std::max(kTaskBytes / store.segment_bytes(layer),
+                                   segments / (kTasksPerThread * static_cast<uint64_t>(threads)));
+  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, store.segments()));
 }
 
 uint32_t PanelsPerTask(uint32_t panels, int threads) {

@@ -54,9 +54,11 @@ struct alignas(128) TaskCounter {
 inline constexpr uint32_t kGateUpRows = 48;
 inline constexpr uint32_t kMaxPanelsPerTask = 16;
 
-// Owned segments of a task: 64 KiB of weights or more, so that claiming (some 50 ns) vanishes
-// beside reading them (3 us and more), yet no more than that, so that the threads end together.
-uint32_t SegmentsPerTask(const WeightStore& store, uint32_t layer);
+// Owned segments of a task of one of `groups` experts: 64 KiB of weights or more, so that claiming
+// (some 50 ns) vanishes beside reading them (3 us and more), and more while there are 64 tasks a
+// thread, since weights that follow each other are read best; no more, so that the threads end
+// together.
+uint32_t SegmentsPerTask(const WeightStore& store, uint32_t layer, uint32_t groups, int threads);
 
 // Output panels of a down task: four tasks a thread.
 uint32_t PanelsPerTask(uint32_t panels, int threads);

@@ -17,6 +17,11 @@ using kernels::kStepAlign;
 using kernels::RoundUpTo;
 
 constexpr size_t kLine = kernels::kPackAlignment;
+// Segments whose down is multiplied at once where an expert has kJointRows rows or more: a panel's
+// sums are then read and written once in 256 inputs, not in 64. With fewer rows weights are read in
+// the order in which they lie, segment by segment.
+constexpr uint32_t kJointSegments = 4;
+constexpr uint32_t kJointRows = 3;
 // Columns of a row that are put into form at a time: 1 KiB of floats on the stack.
 constexpr uint32_t kPrepareColumns = 256;
 
@@ -26,13 +31,17 @@ size_t L2Bytes() {
   return static_cast<size_t>(bytes > 0 ? bytes : kUsual);
 }
 
-// Sums of at most one and a half L2 caches: an expert's rows touch a part of them at a time.
-// Measured with 1 MiB of L2, hidden 2048 and 128 experts, int4 and BF16: fused takes 3/4 of the
-// time of tiled at 64 rows and up to it at 128 (1 MiB of sums), as long at 256, 1.1 to 1.2 times as
-// long at 512.
-uint32_t FusedRows(size_t l2_bytes, size_t totals_stride) {
-  return static_cast<uint32_t>(
-      std::max<size_t>(l2_bytes * 3 / 2 / (totals_stride * sizeof(float)), 1));
+// The fused plan is some 5 % faster per row, but every thread clears, fills and reduces sums of its
+// own. It is taken
+//   - up to sums of one and a half L2 caches (with 1 MiB and hidden 2048: 192 rows), and beyond
+//   - where that work, some 12 bytes a row and hidden column at 10 GB/s, is at most 5 % of a
+//     thread's products, top_k * 6 * intermediate operations a row and hidden column at 300 GOP/s,
+//     shared by all threads: 60 * threads <= 0.05 * top_k * intermediate. Then up to 8 MiB of sums.
+uint32_t FusedRows(size_t l2_bytes, size_t totals_stride, uint64_t products, int threads) {
+  constexpr size_t kMostBytes = size_t{8} << 20;
+  const bool cheap = 60 * 20 * static_cast<uint64_t>(threads) <= products;
+  const size_t bytes = cheap ? std::max(kMostBytes, l2_bytes * 3 / 2) : l2_bytes * 3 / 2;
+  return static_cast<uint32_t>(std::max<size_t>(bytes / (totals_stride * sizeof(float)), 1));
 }
 
 }  // namespace
@@ -44,9 +53,12 @@ absl::Status FastBlock::Configure(const shm::BatchLimits& limits) {
   limits_ = limits;
   l2_bytes_ = L2Bytes();
   totals_stride_ = RoundUpTo(m.hidden, 16) + 16;  // rows a power of two apart share cache sets
-  fused_rows_ =
-      std::min(limits.max_rows, wanted_fused_rows_ >= 0 ? static_cast<uint32_t>(wanted_fused_rows_)
-                                                        : FusedRows(l2_bytes_, totals_stride_));
+  const uint32_t fused_rows =
+      wanted_fused_rows_ >= 0
+          ? static_cast<uint32_t>(wanted_fused_rows_)
+          : FusedRows(l2_bytes_, totals_stride_, uint64_t{limits.top_k} * m.intermediate,
+                      context_.threads);
+  fused_rows_ = std::min(limits.max_rows, fused_rows);
   size_t input_bytes = 0, picks_bytes = 0;
   down_rows_bytes_ = 0;
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
@@ -58,7 +70,8 @@ absl::Status FastBlock::Configure(const shm::BatchLimits& limits) {
         input_bytes,
         FormRows::Bytes(gate_up, FormRows::ChunkColumns(gate_up, m.hidden), limits.max_rows));
     picks_bytes = std::max(picks_bytes, FormRows::Bytes(down, chunk * store.segments(), picks));
-    down_rows_bytes_ = std::max(down_rows_bytes_, FormRows::Bytes(down, chunk, kGateUpRows));
+    down_rows_bytes_ =
+        std::max(down_rows_bytes_, FormRows::Bytes(down, chunk * kJointSegments, kGateUpRows));
   }
   const size_t floats = size_t{kGateUpRows} * 2 * m.quantum + RoundUpTo(m.quantum, kStepAlign) +
                         fused_rows_ * totals_stride_;
@@ -94,10 +107,10 @@ FormRows FastBlock::PickRows(uint32_t layer) const {
                   size_t{limits_.max_rows} * limits_.top_k, picks_);
 }
 
-FormRows FastBlock::SegmentRows(uint32_t layer, const Scratch& scratch) const {
+FormRows FastBlock::RunRows(uint32_t layer, const Scratch& scratch) const {
   const FormatKernels& kernels = DownKernels(layer);
   const uint32_t chunk = FormRows::ChunkColumns(kernels, context_.store->manifest().quantum);
-  return FormRows(*context_.table, kernels, chunk, kGateUpRows, scratch.down_rows);
+  return FormRows(*context_.table, kernels, chunk * kJointSegments, kGateUpRows, scratch.down_rows);
 }
 
 FastBlock::Scratch FastBlock::ScratchOf(int thread) const {
@@ -116,7 +129,8 @@ void FastBlock::Begin(const shm::ExpertBatch& batch) {
   down_.Reset();
   if (context_.groups->picks() == 0) return;
   fused_ = batch.rows <= fused_rows_;
-  segments_per_task_ = SegmentsPerTask(*context_.store, batch.layer);
+  const auto groups = static_cast<uint32_t>(context_.groups->groups().size());
+  segments_per_task_ = SegmentsPerTask(*context_.store, batch.layer, groups, context_.threads);
   panels_per_task_ = PanelsPerTask(kernels::PanelCount(batch.hidden), context_.threads);
 }
 
@@ -156,15 +170,30 @@ void FastBlock::Run(const shm::ExpertBatch& batch, int thread) {
 }
 
 template <typename Fn>
-void FastBlock::ForEachSegment(const shm::ExpertBatch& batch, Fn run) {
+void FastBlock::ForEachRun(const shm::ExpertBatch& batch, Fn run) {
   const auto groups = context_.groups->groups();
   const uint32_t segments = context_.store->segments();
   const uint32_t tasks_per_group = CeilDiv(segments, segments_per_task_);
   const auto tasks = static_cast<uint32_t>(groups.size()) * tasks_per_group;
+  const auto weights_of = [&](uint32_t task) -> const void* {
+    if (task >= tasks) return nullptr;
+    const uint32_t expert = groups[task / tasks_per_group].expert;
+    return context_.store->GateUp(batch.layer, expert, task % tasks_per_group * segments_per_task_)
+        .data;
+  };
   for (uint32_t task = segments_.Claim(); task < tasks; task = segments_.Claim()) {
+    const BatchGroups::Group& group = groups[task / tasks_per_group];
     const uint32_t first = task % tasks_per_group * segments_per_task_;
     const uint32_t last = std::min(segments, first + segments_per_task_);
-    for (uint32_t s = first; s < last; ++s) run(groups[task / tasks_per_group], s);
+    const uint32_t step = group.count < kJointRows ? 1 : kJointSegments;
+    for (uint32_t s = first; s < last; s += step) {
+      const uint32_t count = std::min(step, last - s);
+      // Threads take turns, more or less.
+      const void* next = s + count < last
+                             ? context_.store->GateUp(batch.layer, group.expert, s + count).data
+                             : weights_of(task + static_cast<uint32_t>(context_.threads));
+      run(group, SegmentRange{s, s + count}, next);
+    }
     shm::Tick(batch);
   }
 }
@@ -172,8 +201,8 @@ void FastBlock::ForEachSegment(const shm::ExpertBatch& batch, Fn run) {
 // Gate and up of a block of rows, then activation times routing weight, into rows from `first_row`
 // on of `to`.
 void FastBlock::ActivateInto(uint32_t layer, const RowBlock& block, uint32_t segment,
-                             const Scratch& scratch, const FormRows& to, size_t first_row,
-                             uint32_t column) const {
+                             const void* next, const Scratch& scratch, const FormRows& to,
+                             size_t first_row, uint32_t column) const {
   const WeightStore& store = *context_.store;
   const uint32_t width = store.segment_width(segment);
   kernels::GemmCall call{};
@@ -181,15 +210,17 @@ void FastBlock::ActivateInto(uint32_t layer, const RowBlock& block, uint32_t seg
   call.x_rows = context_.groups->rows() + block.first;
   InputRows(layer).Fill(0, &call);
   const auto weights = PrepareGateUp(store, layer, block.expert, segment, scratch.sums, &call);
+  call.next = next;
   GateUpKernels(layer).gemm(weights, call);
   const uint32_t padded = FormRows::ChunkColumns(DownKernels(layer), store.manifest().quantum);
   const kernels::SwigluClamp clamp = store.manifest().activation();
   float* activation = scratch.activation;
-  std::fill(activation + width, activation + padded, 0.0f);
   for (uint32_t r = 0; r < block.rows; ++r) {
-    Activate(*context_.table, clamp, scratch.sums + size_t{r} * 2 * width, width, activation);
-    const float weight = context_.groups->weights()[block.first + r];
-    for (uint32_t i = 0; i < width; ++i) activation[i] *= weight;
+    float* sums = scratch.sums + size_t{r} * 2 * width;
+    Activate(*context_.table, clamp, sums, width, sums);
+    std::fill_n(activation, padded, 0.0f);
+    context_.table->add_scaled(context_.groups->weights()[block.first + r], sums, activation,
+                               width);
     to.Store(first_row + r, column, activation, padded);
   }
 }
@@ -206,24 +237,32 @@ void FastBlock::AddDownBias(uint32_t layer, const BatchGroups::Group& group, uin
 void FastBlock::RunFused(const shm::ExpertBatch& batch, int thread) {
   const Scratch scratch = ScratchOf(thread);
   std::memset(scratch.totals, 0, batch.rows * totals_stride_ * sizeof(float));
-  ForEachSegment(batch, [&](const BatchGroups::Group& group, uint32_t segment) {
-    RunFusedSegment(batch.layer, group, segment, scratch);
-    if (segment != 0) return;
+  ForEachRun(batch, [&](const BatchGroups::Group& group, SegmentRange run, const void* next) {
+    RunFusedSegments(batch.layer, group, run, next, scratch);
+    if (run.begin != 0) return;
     AddDownBias(batch.layer, group, 0, batch.hidden, scratch.totals, totals_stride_);
   });
   context_.Wait();
   Reduce(batch, thread);
 }
 
-void FastBlock::RunFusedSegment(uint32_t layer, const BatchGroups::Group& group, uint32_t segment,
-                                const Scratch& scratch) const {
-  const FormRows rows = SegmentRows(layer, scratch);
-  const auto down = context_.store->DownSegment(layer, group.expert, segment);
+void FastBlock::RunFusedSegments(uint32_t layer, const BatchGroups::Group& group, SegmentRange run,
+                                 const void* next, const Scratch& scratch) const {
+  const WeightStore& store = *context_.store;
+  const FormRows rows = RunRows(layer, scratch);
+  const uint32_t chunk = FormRows::ChunkColumns(DownKernels(layer), store.manifest().quantum);
+  const auto down = store.DownSegments(layer, group.expert, run.begin, run.size());
   for (uint32_t done = 0; done < group.count; done += kGateUpRows) {
     const RowBlock block{group.expert, group.begin + done,
                          std::min(kGateUpRows, group.count - done)};
-    ActivateInto(layer, block, segment, scratch, rows, 0, 0);
+    const bool last = done + block.rows == group.count;
+    for (uint32_t s = run.begin; s < run.end; ++s) {
+      const void* then =
+          s + 1 < run.end ? store.GateUp(layer, group.expert, s + 1).data : down.data;
+      ActivateInto(layer, block, s, then, scratch, rows, 0, (s - run.begin) * chunk);
+    }
     kernels::GemmCall call{};
+    call.next = last ? next : store.GateUp(layer, group.expert, run.begin).data;
     rows.Fill(0, &call);
     call.rows = block.rows;
     call.y = scratch.totals;
@@ -254,8 +293,12 @@ void FastBlock::Reduce(const shm::ExpertBatch& batch, int thread) const {
 void FastBlock::RunTiled(const shm::ExpertBatch& batch, int thread) {
   const Scratch scratch = ScratchOf(thread);
   const FormRows picks = PickRows(batch.layer);
-  ForEachSegment(batch, [&](const BatchGroups::Group& group, uint32_t segment) {
-    RunTiledGateUp(batch.layer, group, segment, scratch, picks);
+  ForEachRun(batch, [&](const BatchGroups::Group& group, SegmentRange run, const void* next) {
+    for (uint32_t s = run.begin; s < run.end; ++s) {
+      const void* then =
+          s + 1 < run.end ? context_.store->GateUp(batch.layer, group.expert, s + 1).data : next;
+      RunTiledGateUp(batch.layer, group, s, then, scratch, picks);
+    }
   });
   context_.Wait();
   const uint32_t tasks = CeilDiv(kernels::PanelCount(batch.hidden), panels_per_task_);
@@ -266,13 +309,15 @@ void FastBlock::RunTiled(const shm::ExpertBatch& batch, int thread) {
 }
 
 void FastBlock::RunTiledGateUp(uint32_t layer, const BatchGroups::Group& group, uint32_t segment,
-                               const Scratch& scratch, const FormRows& picks) const {
+                               const void* next, const Scratch& scratch,
+                               const FormRows& picks) const {
   const uint32_t column =
       segment * FormRows::ChunkColumns(DownKernels(layer), context_.store->manifest().quantum);
   for (uint32_t done = 0; done < group.count; done += kGateUpRows) {
     const RowBlock block{group.expert, group.begin + done,
                          std::min(kGateUpRows, group.count - done)};
-    ActivateInto(layer, block, segment, scratch, picks, block.first, column);
+    const bool last = done + block.rows == group.count;
+    ActivateInto(layer, block, segment, last ? next : nullptr, scratch, picks, block.first, column);
   }
 }
 
@@ -292,10 +337,18 @@ void FastBlock::RunTiledDown(const shm::ExpertBatch& batch, uint32_t task,
     std::memset(call.y + size_t{row} * batch.hidden, 0, columns * sizeof(float));
   }
   const auto block = static_cast<uint32_t>(std::max<size_t>(l2_bytes_ / 2 / picks.row_bytes(), 32));
-  for (const BatchGroups::Group& group : context_.groups->groups()) {
+  const auto groups = context_.groups->groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const BatchGroups::Group& group = groups[g];
     const auto down = store.Down(batch.layer, group.expert);
+    const char* next = nullptr;
+    if (g + 1 < groups.size()) {
+      next = static_cast<const char*>(store.Down(batch.layer, groups[g + 1].expert).data) +
+             call.panel_begin * down.panel_stride_bytes;
+    }
     for (uint32_t done = 0; done < group.count; done += block) {
       call.rows = std::min(block, group.count - done);
+      call.next = done + call.rows == group.count ? next : nullptr;
       call.y_rows = context_.groups->rows() + group.begin + done;
       picks.Fill(group.begin + done, &call);
       DownKernels(batch.layer).gemm(down, call);

@@ -7,9 +7,8 @@
 // Two plans, chosen a batch:
 //   fused  A task is (expert, run of segments): gate and up, activation, then down of the same
 //          segment into the thread's own F32 sums [rows, hidden]. One barrier and a reduction by
-//          columns follow. Weights are read as one stream; nothing but the sums leaves the L1
-//          cache. The sums, which every segment's down reads and writes, must about fit in the L2
-//          cache.
+//          columns follow. Weights are read as one stream; nothing but the sums leaves the caches
+//          of a core. For rows whose sums about fit in the L2 cache, and more on few threads.
 //   tiled  Gate and up by (expert, segments) into activations of all picks; a barrier; down by
 //          output panels over all experts, straight into the results, whose columns belong to one
 //          task. A down sum stays in registers over all segments.
@@ -46,7 +45,7 @@ class FastBlock {
   struct Scratch {
     float* sums;        // [kGateUpRows, 2 * quantum]
     float* activation;  // [quantum rounded up to kStepAlign]
-    void* down_rows;    // kGateUpRows rows of one segment in the down kernel's form
+    void* down_rows;    // kGateUpRows rows of a few segments in the down kernel's form
     float* totals;      // [fused_rows_, totals_stride_]
   };
   // Rows [first, first + rows) of the grouped picks, which are of one expert.
@@ -60,24 +59,27 @@ class FastBlock {
   const kernels::FormatKernels& DownKernels(uint32_t layer) const;
   FormRows InputRows(uint32_t layer) const;
   FormRows PickRows(uint32_t layer) const;
-  FormRows SegmentRows(uint32_t layer, const Scratch& scratch) const;
+  FormRows RunRows(uint32_t layer, const Scratch& scratch) const;
   Scratch ScratchOf(int thread) const;
 
   void RunFused(const shm::ExpertBatch& batch, int thread);
-  void RunFusedSegment(uint32_t layer, const BatchGroups::Group& group, uint32_t segment,
-                       const Scratch& scratch) const;
+  // `next`: the weights that the thread reads afterwards, or null.
+  void RunFusedSegments(uint32_t layer, const BatchGroups::Group& group, SegmentRange run,
+                        const void* next, const Scratch& scratch) const;
   void Reduce(const shm::ExpertBatch& batch, int thread) const;
   void RunTiled(const shm::ExpertBatch& batch, int thread);
   void RunTiledGateUp(uint32_t layer, const BatchGroups::Group& group, uint32_t segment,
-                      const Scratch& scratch, const FormRows& picks) const;
+                      const void* next, const Scratch& scratch, const FormRows& picks) const;
   void RunTiledDown(const shm::ExpertBatch& batch, uint32_t task, const FormRows& picks) const;
   void AddDownBias(uint32_t layer, const BatchGroups::Group& group, uint32_t column,
                    uint32_t columns, float* y, size_t y_stride) const;
-  void ActivateInto(uint32_t layer, const RowBlock& block, uint32_t segment, const Scratch& scratch,
-                    const FormRows& to, size_t first_row, uint32_t column) const;
-  // Calls run(group, segment) for the tasks that this thread claims.
+  void ActivateInto(uint32_t layer, const RowBlock& block, uint32_t segment, const void* next,
+                    const Scratch& scratch, const FormRows& to, size_t first_row,
+                    uint32_t column) const;
+  // Calls run(group, segments, next weights) for the tasks that this thread claims, a few segments
+  // at a time.
   template <typename Fn>
-  void ForEachSegment(const shm::ExpertBatch& batch, Fn run);
+  void ForEachRun(const shm::ExpertBatch& batch, Fn run);
 
   const BlockContext context_;
   const int wanted_fused_rows_;

@@ -33,7 +33,9 @@ void ParityBlock::Begin(const shm::ExpertBatch& batch) {
   gate_up_.Reset();
   down_.Reset();
   if (context_.groups->picks() == 0) return;
-  segments_per_task_ = SegmentsPerTask(*context_.store, batch.layer);
+  segments_per_task_ =
+      SegmentsPerTask(*context_.store, batch.layer,
+                      static_cast<uint32_t>(context_.groups->groups().size()), context_.threads);
   // With many picks fewer panels, for the scratch's sake.
   const size_t fit = scratch_floats_ / (size_t{context_.groups->picks()} * kPanelWidth);
   const uint32_t panels = kernels::PanelCount(batch.hidden);

@@ -218,18 +218,17 @@ kernels::PackedMatrix WeightStore::GateUp(uint32_t layer, uint32_t expert, uint3
 }
 
 kernels::PackedMatrix WeightStore::Down(uint32_t layer, uint32_t expert) const {
-  kernels::PackedMatrix m = DownSegment(layer, expert, 0);
-  m.k = width_;
-  return m;
+  return DownSegments(layer, expert, 0, segments());
 }
 
-kernels::PackedMatrix WeightStore::DownSegment(uint32_t layer, uint32_t expert, uint32_t s) const {
+kernels::PackedMatrix WeightStore::DownSegments(uint32_t layer, uint32_t expert, uint32_t s,
+                                                uint32_t count) const {
   const SlotLayout& slot = layout(layer);
   kernels::PackedMatrix m{};
   m.group_columns = slot.format.down.group_columns;
   m.data = Segment(layer, expert, s) + slot.down_offset;
   m.n = manifest_.hidden;
-  m.k = segment_width(s);
+  m.k = (count - 1) * manifest_.quantum + segment_width(s + count - 1);
   m.k_chunk = manifest_.quantum;
   m.panel_stride_bytes = slot.down_panel_bytes;
   m.chunk_stride_bytes = slot.segment_bytes;

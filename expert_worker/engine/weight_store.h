@@ -98,8 +98,9 @@ class WeightStore {
   kernels::PackedMatrix GateUp(uint32_t layer, uint32_t expert, uint32_t s) const;
   // Down over all owned segments: [hidden, width()].
   kernels::PackedMatrix Down(uint32_t layer, uint32_t expert) const;
-  // Down of one owned segment: [hidden, segment_width(s)].
-  kernels::PackedMatrix DownSegment(uint32_t layer, uint32_t expert, uint32_t s) const;
+  // Down of `count` owned segments from `s` on: [hidden, their widths together].
+  kernels::PackedMatrix DownSegments(uint32_t layer, uint32_t expert, uint32_t s,
+                                     uint32_t count) const;
   // [2 * segment_width(s)]: gate's, then up's. Null without biases.
   const float* GateUpBias(uint32_t layer, uint32_t expert, uint32_t s) const;
   // [hidden]. Null without biases, and where segment 0 is not owned.

@@ -33,6 +33,7 @@ namespace {
 // clang-format off
 #include "expert_worker/kernels/avx512_vector.inc"
 #include "expert_worker/kernels/exact.inc"
+#include "expert_worker/kernels/gemm_tiles.inc"
 #include "expert_worker/kernels/avx512_int8.inc"
 #include "expert_worker/kernels/avx512_bf16.inc"
 #include "expert_worker/kernels/amx_gemm.inc"

@@ -19,6 +19,7 @@ namespace {
 #include "expert_worker/kernels/avx512_vector.inc"
 #include "expert_worker/kernels/exact.inc"
 #include "expert_worker/kernels/elementwise.inc"
+#include "expert_worker/kernels/gemm_tiles.inc"
 #include "expert_worker/kernels/avx512_int8.inc"
 #include "expert_worker/kernels/avx512_bf16.inc"
 // clang-format on

@@ -91,6 +91,8 @@ struct GemmCall {
   uint32_t panel_begin;
   uint32_t panel_end;
   bool accumulate;
+  // What the caller multiplies next, or null: fetched while this call computes.
+  const void* next;
 };
 
 using GemmFunction = void (*)(const PackedMatrix& w, const GemmCall& call);

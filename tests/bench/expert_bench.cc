@@ -1,6 +1,6 @@
 // The routed-expert block beside this machine's ceilings:
 //   expert_bench [--isa NAME] [--format NAME,..] [--shape NAME,..] [--rows N,..] [--threads N]
-//                [--memory-gib N] [--huge-pages auto|require|off] [--json FILE]
+//                [--fused-rows N] [--memory-gib N] [--huge-pages auto|require|off] [--json FILE]
 // prints read bandwidth and the peak of each instruction; then for each format, shape and number of
 // rows: median microseconds, GB/s over the bytes of the distinct experts, GOP/s, and the share of
 // the ceiling: the roof, max(bytes / bandwidth of plain loads over the same bytes, operations /
@@ -43,6 +43,7 @@ struct Flags {
   double memory_gib = 4;
   std::string huge_pages = "auto";
   bool parity = false;
+  int fused_rows = -1;
   std::string json;
 };
 
@@ -198,6 +199,7 @@ class ExpertBench {
     options.max_rows = *std::max_element(rows.begin(), rows.end());
     options.threads = flags_.threads;
     options.parity = flags_.parity;
+    options.fused_rows = flags_.fused_rows;
     options.huge_pages = *ParseHugePages(flags_.huge_pages);
     Fit(options);
     absl::StatusOr<std::unique_ptr<ExpertRunner>> runner = ExpertRunner::Create(options);
@@ -288,6 +290,8 @@ int Main(int argc, char** argv) {
   parser.Add("memory-gib", "Memory for weights", &flags.memory_gib);
   parser.AddChoice("huge-pages", "Pages of the weights", &flags.huge_pages,
                    {"auto", "require", "off"});
+  parser.Add("fused-rows", "Rows up to which the plan is fused (-1: the engine's choice)",
+             &flags.fused_rows, {.min = -1, .max = 65536});
   parser.AddFlag("parity", "F32 rows and the exact kernels", &flags.parity);
   parser.Add("json", "File for ceilings and results", &flags.json);
   if (const auto code = parser.Parse(argc, argv)) return *code;

@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<ExpertRunner>> ExpertRunner::Create(const RunnerO
                                               {options.threads, options.huge_pages}, &progress));
   runner->engine_ = std::make_unique<expert::RoutedExperts>(
       runner->store_.get(), options.table,
-      expert::RoutedExperts::Options{.threads = options.threads});
+      expert::RoutedExperts::Options{.threads = options.threads, .fused_rows = options.fused_rows});
   shm::BatchLimits limits;
   limits.max_rows = options.max_rows;
   limits.hidden = spec.hidden;

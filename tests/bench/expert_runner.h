@@ -28,6 +28,7 @@ struct RunnerOptions {
   uint32_t max_rows = 512;
   int threads = 1;
   HugePages huge_pages = HugePages::kAuto;
+  int fused_rows = -1;  // RoutedExperts::Options
   bool parity = false;  // F32 rows and the exact kernels
   bool cold = true;     // caches are emptied before each block
 };

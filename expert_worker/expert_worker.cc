@@ -161,7 +161,7 @@ absl::StatusOr<std::unique_ptr<WeightStore>> ExpertWorker::LoadPacked(
   return again.Load(fd, spec, HowToLoad(), &progress_);
 }
 
-// The supervisor could only guess the size when it chose the pages; the exact number is known here.
+// The supervisor gives plain pages where the pool is too small for all workers.
 absl::Status ExpertWorker::CheckKeptPages(uint64_t bytes) const {
   if (options_.huge_pages == HugePages::kOff || IsHugeTlb(options_.weights_fd)) {
     return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include "common/model/memory_plan.h"
 #include "common/model/model_loader.h"
 #include "common/model/model_tensors.h"
+#include "expert_worker/engine/model_experts.h"
 #include "gpu_worker/link_limits.h"
 
 namespace tandem::gpu {
@@ -48,9 +49,11 @@ absl::StatusOr<int64_t> CacheTokens(const ModelSpec& spec, const WorkerOptions& 
 absl::Status CheckMemory(const Checkpoint& checkpoint, const ModelSpec& spec,
                          const WorkerOptions& options) {
   PlanRequest request;
-  request.weights = MeasureWeights(checkpoint, spec);
-  request.worker_shares.clear();
-  if (options.inprocess_experts && spec.moe.experts > 0) request.worker_shares.push_back(1);
+  request.dense_bytes = DenseWeightBytes(checkpoint, spec);
+  if (options.inprocess_experts && spec.moe.experts > 0) {
+    ASSIGN_OR_RETURN(request.expert_bytes,
+                     expert::StoreBytes(checkpoint, spec, options.expert_shares));
+  }
   request.kv_bytes_per_token = KvBytesPerToken(spec, CacheType(options));
   request.kv_tokens = options.kv_cache_tokens;
   ASSIGN_OR_RETURN(const HostMemory host, ReadHostMemory());

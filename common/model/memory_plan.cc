@@ -1,7 +1,6 @@
 #include "common/model/memory_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,13 +26,14 @@ uint64_t ResidentBytes(const Checkpoint& checkpoint, const RequiredTensor& need)
 
 }  // namespace
 
-WeightBytes MeasureWeights(const Checkpoint& checkpoint, const ModelSpec& spec) {
-  WeightBytes bytes;
+uint64_t DenseWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec) {
+  uint64_t bytes = 0;
   for (const RequiredTensor& need : RequiredTensors(spec)) {
+    if (need.role == TensorRole::kRouted) continue;
     const uint64_t resident = ResidentBytes(checkpoint, need);
-    (need.role == TensorRole::kRouted ? bytes.routed : bytes.dense) += resident;
+    bytes += resident;
     // The head is packed as a linear, so a tied one is a second copy.
-    if (spec.tied_embeddings && need.name == spec.head) bytes.dense += resident;
+    if (spec.tied_embeddings && need.name == spec.head) bytes += resident;
   }
   return bytes;
 }
@@ -53,19 +53,17 @@ MemoryPlan MakeMemoryPlan(const PlanRequest& request, const HostMemory& host) {
     plan.needed_bytes += bytes;
     plan.lines.push_back({std::move(what), bytes});
   };
-  add("embeddings, attention, dense and shared weights", request.weights.dense);
-  for (size_t i = 0; i < request.worker_shares.size(); ++i) {
-    const double share = request.worker_shares[i];
-    add(absl::StrCat("routed experts, worker ", i),
-        static_cast<uint64_t>(std::ceil(share * static_cast<double>(request.weights.routed))));
+  add("embeddings, attention, dense and shared weights", request.dense_bytes);
+  for (size_t i = 0; i < request.expert_bytes.size(); ++i) {
+    add(absl::StrCat("routed experts, worker ", i), request.expert_bytes[i]);
   }
   add(absl::StrCat("key/value cache, ", request.kv_tokens, " tokens of ",
                    request.kv_bytes_per_token, " B"),
       static_cast<uint64_t>(request.kv_tokens) * request.kv_bytes_per_token);
-  if (!request.worker_shares.empty()) {
-    add(absl::StrCat("links, ", request.worker_shares.size(), " of ",
+  if (request.link_bytes_per_worker > 0) {
+    add(absl::StrCat("links, ", request.expert_bytes.size(), " of ",
                      FormatBytes(request.link_bytes_per_worker)),
-        request.worker_shares.size() * request.link_bytes_per_worker);
+        request.expert_bytes.size() * request.link_bytes_per_worker);
   }
   if (request.other_bytes > 0) add("activations and processes", request.other_bytes);
   return plan;

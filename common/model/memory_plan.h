@@ -4,7 +4,7 @@
 // worker (on the CPU backend), routed experts by worker, key/value cache, links. What does not fit
 // is refused with the budget shown.
 //
-// Pure functions apart from MeasureWeights, which looks at tensor headers only. Units: bytes.
+// Pure functions apart from DenseWeightBytes, which looks at tensor headers only. Units: bytes.
 
 #include <cstdint>
 #include <string>
@@ -18,27 +18,24 @@
 
 namespace tandem {
 
-// Weights as they lie in memory after loading: BF16 stays BF16, all else counts as F32. For experts
-// that are kept in a quantized format that is an upper bound.
-struct WeightBytes {
-  uint64_t dense = 0;  // all but routed experts: embeddings, attention, dense and shared MLPs, head
-  uint64_t routed = 0;  // all routed experts
-};
-
+// All but the routed experts as they lie in the gpu worker's memory: embeddings, attention, dense
+// and shared MLPs, head. BF16 stays BF16, all else becomes F32. How much packed experts take is the
+// expert engine's to say (expert_worker/engine/model_experts.h).
 // REQUIRES: CheckTensors(checkpoint, spec) was OK.
-WeightBytes MeasureWeights(const Checkpoint& checkpoint, const ModelSpec& spec);
+uint64_t DenseWeightBytes(const Checkpoint& checkpoint, const ModelSpec& spec);
 
 // Bytes that one token keeps in all layers. GQA: keys and values; MLA: the latent and its RoPE
 // part.
 uint64_t KvBytesPerToken(const ModelSpec& spec, DType dtype);
 
 struct PlanRequest {
-  WeightBytes weights;
-  // Each expert worker's part of every expert; sums to 1. Empty where there is no expert worker.
-  std::vector<double> worker_shares = {1.0};
+  uint64_t dense_bytes = 0;
+  // What each expert worker keeps. One entry where the gpu worker computes the experts itself, none
+  // for a model without.
+  std::vector<uint64_t> expert_bytes;
   uint64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;
-  uint64_t link_bytes_per_worker = 0;  // shm::ComputeLayout(...).segment_bytes
+  uint64_t link_bytes_per_worker = 0;  // shm::ComputeLayout(...).segment_bytes; 0: no links
   uint64_t other_bytes = 0;            // activations, processes
 };
 

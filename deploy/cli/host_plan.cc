@@ -1,11 +1,11 @@
 #include "deploy/cli/host_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/shm/layout.h"
+#include "expert_worker/engine/model_experts.h"
 
 namespace tandem {
 namespace {
@@ -42,6 +42,17 @@ absl::StatusOr<uint64_t> LinkBytes(const ServeOptions& options, const ModelSpec&
   return layout->segment_bytes;
 }
 
+// Mapped experts are the page cache's, which gives way: they are chosen where memory is short.
+absl::StatusOr<std::vector<uint64_t>> ExpertBytes(const ServeOptions& options,
+                                                  const ModelSpec& spec,
+                                                  const Checkpoint& checkpoint,
+                                                  std::vector<uint32_t> shares) {
+  if (spec.moe.experts == 0) return std::vector<uint64_t>();
+  if (shares.empty()) shares = {1};  // the gpu worker's own
+  if (options.weights == "map") return std::vector<uint64_t>(shares.size(), 0);
+  return expert::StoreBytes(checkpoint, spec, shares);
+}
+
 }  // namespace
 
 absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& spec,
@@ -54,7 +65,7 @@ absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& 
   }
   plan.max_context = options.max_context > 0 ? options.max_context : spec.max_context;
   PlanRequest request;
-  request.weights = MeasureWeights(checkpoint, spec);
+  request.dense_bytes = DenseWeightBytes(checkpoint, spec);
   request.kv_bytes_per_token = KvBytesPerToken(spec, options.parity ? DType::kF32 : DType::kBF16);
   plan.kv_cache_tokens = options.kv_cache_tokens;
   if (plan.kv_cache_tokens == 0) {
@@ -65,9 +76,8 @@ absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& 
   }
   plan.max_context = static_cast<int>(std::min<int64_t>(plan.max_context, plan.kv_cache_tokens));
   request.kv_tokens = plan.kv_cache_tokens;
-  request.worker_shares.clear();
-  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (const uint32_t share : shares) request.worker_shares.push_back(share / total);
+  ASSIGN_OR_RETURN(plan.expert_bytes, ExpertBytes(options, spec, checkpoint, shares));
+  request.expert_bytes = plan.expert_bytes;
   if (!shares.empty() && spec.moe.experts > 0) {
     ASSIGN_OR_RETURN(request.link_bytes_per_worker, LinkBytes(options, spec));
   }

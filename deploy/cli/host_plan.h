@@ -17,6 +17,8 @@ namespace tandem {
 struct HostPlan {
   int max_context = 0;
   int64_t kv_cache_tokens = 0;
+  // Packed experts that each expert worker keeps in memory.
+  std::vector<uint64_t> expert_bytes;
   MemoryPlan memory;
 };
 

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -104,8 +103,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
   ASSIGN_OR_RETURN(RunDirectory directory, RunDirectory::Create());
   server->run_dir_ = std::make_unique<RunDirectory>(std::move(directory));
   inputs.run_dir = server->run_dir_->path();
-  const uint64_t routed_bytes = MeasureWeights(*checkpoint, spec).routed;
-  RETURN_IF_ERROR(server->KeepWeights(options.huge_pages, shares, routed_bytes));
+  if (workers > 0) RETURN_IF_ERROR(server->KeepWeights(options.huge_pages, plan.expert_bytes));
   inputs.weight_fds = server->weight_fds_;
   ASSIGN_OR_RETURN(server->plan_, MakeLaunchPlan(inputs));
   server->report_ = absl::StrCat(
@@ -122,17 +120,15 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Create(Settings settin
 
 // The weights outlive a worker in these descriptors while it restarts.
 absl::Status LocalServer::KeepWeights(std::string_view huge_pages,
-                                      const std::vector<uint32_t>& shares, uint64_t routed_bytes) {
+                                      const std::vector<uint64_t>& expert_bytes) {
   ASSIGN_OR_RETURN(HugePages policy, ParseHugePages(huge_pages));
-  // Packing pads; the worker takes the size that it needs. Where the pool is too small, plain pages
-  // are given, and the worker says or refuses it by the exact number.
-  const uint64_t padded_bytes = routed_bytes + routed_bytes / 8;
-  const bool fits = FreeHugePages() >= HugePagesFor(padded_bytes) + shares.size();
-  if (!fits) policy = HugePages::kOff;
-  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
-  for (size_t i = 0; i < shares.size(); ++i) {
-    const double part = static_cast<double>(padded_bytes) * shares[i] / total;
-    const uint64_t bytes = policy == HugePages::kOff ? 0 : static_cast<uint64_t>(part) + 1;
+  // Where the pool is too small, plain pages are given, and the worker says or refuses it by the
+  // exact number.
+  size_t pages = 0;
+  for (const uint64_t bytes : expert_bytes) pages += HugePagesFor(bytes);
+  if (pages == 0 || FreeHugePages() < pages) policy = HugePages::kOff;
+  for (size_t i = 0; i < expert_bytes.size(); ++i) {
+    const uint64_t bytes = policy == HugePages::kOff ? 0 : expert_bytes[i];
     ASSIGN_OR_RETURN(const Memfd memfd,
                      CreateMemfd(absl::StrCat("tandem-weights-", i), bytes, policy));
     weight_fds_.push_back(memfd.fd);

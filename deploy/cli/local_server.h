@@ -44,8 +44,7 @@ class LocalServer {
 
  private:
   LocalServer() = default;
-  absl::Status KeepWeights(std::string_view huge_pages, const std::vector<uint32_t>& shares,
-                           uint64_t routed_bytes);
+  absl::Status KeepWeights(std::string_view huge_pages, const std::vector<uint64_t>& expert_bytes);
   void Watch(const std::function<void(const BoundPorts&)>& on_ready);
 
   Settings settings_;

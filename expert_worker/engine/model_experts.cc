@@ -60,6 +60,21 @@ absl::StatusOr<StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, const Mode
   return spec;
 }
 
+absl::StatusOr<std::vector<uint64_t>> StoreBytes(const Checkpoint& checkpoint,
+                                                 const ModelSpec& model,
+                                                 std::span<const uint32_t> shares) {
+  ASSIGN_OR_RETURN(const ExpertTensors tensors, ExpertTensors::Create(checkpoint, model));
+  ASSIGN_OR_RETURN(StoreSpec spec, MakeStoreSpec(checkpoint, model, tensors, shares, 0));
+  std::vector<uint64_t> bytes;
+  for (uint32_t index = 0; index < shares.size(); ++index) {
+    ASSIGN_OR_RETURN(spec.segments,
+                     AssignSegments(SegmentCount(spec.intermediate, spec.quantum), shares, index));
+    ASSIGN_OR_RETURN(const StoreManifest manifest, MakeManifest(spec));
+    bytes.push_back(manifest.file_bytes);
+  }
+  return bytes;
+}
+
 absl::StatusOr<PackedFile> PackModel(const std::string& model_dir, const std::string& state_dir,
                                      int threads, LoadProgress* progress) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model_dir));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/checkpoint/checkpoint.h"
@@ -24,6 +25,12 @@ LayerFormat ChooseLayerFormat(const ExpertSource& source, int layer, int experts
 absl::StatusOr<StoreSpec> MakeStoreSpec(const Checkpoint& checkpoint, const ModelSpec& model,
                                         const ExpertTensors& tensors,
                                         std::span<const uint32_t> shares, uint32_t index);
+
+// The memory that the stores of all workers of `shares` take, by worker; nothing is read but tensor
+// headers. Errors: those of ExpertTensors and MakeStoreSpec.
+absl::StatusOr<std::vector<uint64_t>> StoreBytes(const Checkpoint& checkpoint,
+                                                 const ModelSpec& model,
+                                                 std::span<const uint32_t> shares);
 
 // Writes the packed file of a model directory, unless it is there and intact. Errors: those of
 // opening the model and of PackedFile.

@@ -97,6 +97,43 @@ TEST(Segments, QuantumKeepsScalesWhole) {
   EXPECT_FALSE(IsSupported({WeightFormat::kInt4F16, 48}));
 }
 
+// Bits of a weight as the format defines it, parameters included.
+double BitsOf(const MatrixFormat& m) {
+  const kernels::FormatTraits& t = kernels::TraitsOf(m.format);
+  constexpr double kBits[] = {32, 16, 16, 8, 8, 4, 5, 6, 2, 3};  // by CodeStorage
+  const double group = 8.0 * (kernels::ScaleBytes(t.scale) + kernels::MinBytes(t.min));
+  const bool blocks =
+      t.super == kernels::SuperType::kF16 || t.super == kernels::SuperType::kF16Pair;
+  return kBits[static_cast<int>(t.codes)] + (m.group_columns == 0 ? 0 : group / m.group_columns) +
+         (blocks ? 8.0 * kernels::SuperBytes(t.super) / kSuperBlockColumns : 0);
+}
+
+// Qwen3-30B's experts and DeepSeek-V3's: pages, panels and copies of scales add little.
+TEST(StoreManifest, TakesLittleMoreThanTheFormatsBits) {
+  for (const auto& [hidden, intermediate] : {std::pair(2048u, 768u), {7168u, 2048u}}) {
+    for (const kernels::FormatTraits& t : kernels::kFormats) {
+      const uint32_t group = t.dot_group != 0 || t.format == WeightFormat::kMxfp8 ? 32 : 0;
+      const MatrixFormat m{t.format, t.dot_group == 16 ? 16 : group};
+      StoreSpec spec;
+      spec.layers = 1;
+      spec.moe_layers = {0};
+      spec.formats = {{m, m}};
+      spec.experts = 8;
+      spec.hidden = hidden;
+      spec.intermediate = intermediate;
+      spec.quantum = ChooseQuantum(intermediate, spec.formats);
+      spec.segments = {0, SegmentCount(intermediate, spec.quantum)};
+      const auto manifest = MakeManifest(spec);
+      ASSERT_TRUE(manifest.ok()) << manifest.status();
+      const double least = BitsOf(m) / 8 * 3 * hidden * intermediate * spec.experts;
+      const auto bytes = static_cast<double>(manifest->file_bytes);
+      const char* name = kernels::kFormatNames[static_cast<int>(t.format)];
+      EXPECT_GE(bytes, least) << name;
+      EXPECT_LE(bytes, 1.03 * least) << name << " " << hidden;
+    }
+  }
+}
+
 TEST(Segments, SharesAreDisjointAndCoverEverything) {
   const std::vector<std::vector<uint32_t>> cases = {
       {1}, {1, 1}, {3, 1}, {1, 1, 1}, {0, 1, 0}, {5, 0, 2}, {7, 7, 7, 7, 7, 7, 7}};

@@ -35,7 +35,7 @@ TEST(MemoryPlan, Trial_NU_3_PageCacheOfTheCgroupIsFree) {
   ASSERT_TRUE(host.ok()) << host.status();
   EXPECT_GE(host->available_bytes, static_cast<uint64_t>(6.5 * kGib));
   EXPECT_EQ(host->available_bytes, 7 * kGib);
-  const MemoryPlan plan = MakeMemoryPlan({.weights = {.routed = 5 * kGib}}, *host);
+  const MemoryPlan plan = MakeMemoryPlan({.expert_bytes = {5 * kGib}}, *host);
   EXPECT_TRUE(plan.Check().ok()) << plan.Check();
   EXPECT_THAT(plan.ToString(), HasSubstr("available (/sys/fs/cgroup/memory.max)"));
   EXPECT_THAT(plan.ToString(), HasSubstr("7.00 GiB"));
@@ -93,8 +93,8 @@ TEST(HostMemory, ThisMachineHasSome) {
 }
 
 TEST(MemoryPlan, RefusesWithTheBudgetOnOneLine) {
-  const PlanRequest request = {.weights = {.dense = kGib, .routed = 6 * kGib},
-                               .worker_shares = {0.75, 0.25},
+  const PlanRequest request = {.dense_bytes = kGib,
+                               .expert_bytes = {kGib / 2 * 9, kGib / 2 * 3},
                                .kv_bytes_per_token = 1024,
                                .kv_tokens = 1 << 20,
                                .link_bytes_per_worker = kGib / 4};
@@ -116,32 +116,32 @@ TEST(MemoryPlan, MeasuresAGoldenModel) {
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   const auto spec = LoadModelSpec(**checkpoint);
   ASSERT_TRUE(spec.ok()) << spec.status();
-  const WeightBytes bytes = MeasureWeights(**checkpoint, *spec);
-  EXPECT_EQ(bytes.routed, 2u * 8 * 3 * 16 * 64 * 2);  // layers, experts, parts, elements, BF16
   const uint64_t attention = (96 + 48 + 48 + 96) * 64 * 2, norms = (64 + 64 + 24 + 24) * 4;
   const uint64_t dense_mlp = 3 * 80 * 64 * 2, routers = 2 * 8 * 64 * 2, ends = 2 * 256 * 64 * 2;
-  EXPECT_EQ(bytes.dense, 3 * (attention + norms) + dense_mlp + routers + ends + 64 * 4);
+  EXPECT_EQ(DenseWeightBytes(**checkpoint, *spec),
+            3 * (attention + norms) + dense_mlp + routers + ends + 64 * 4);
   EXPECT_EQ(KvBytesPerToken(*spec, DType::kF32), 3u * 2 * 2 * 24 * 4);
 }
 
-TEST(MemoryPlan, ExpertsThatArePackedHaveNoTensorOfTheirNameAndCountAsF32) {
-  testing::TempDir dir;
-  const std::string name = "layers.0.experts.0.up_proj.weight_packed";
-  dir.Write(
-      "model.safetensors",
-      testing::SafetensorsBuilder().Add(name, "I32", {16, 4}, std::string(256, '\0')).Build());
-  const auto checkpoint = Checkpoint::Open(dir.path());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+TEST(MemoryPlan, LinearsStayBf16OrBecomeF32) {
   ModelSpec spec;
   spec.hidden = 32;
-  spec.moe.experts = 2;
-  spec.moe.intermediate = 16;
   LayerSpec& layer = spec.layers.emplace_back();
-  layer.moe = true;
-  layer.expert_gate = "layers.0.experts.%d.gate_proj.weight";
-  layer.expert_up = "layers.0.experts.%d.up_proj.weight";
-  layer.expert_down = "layers.0.experts.%d.down_proj.weight";
-  EXPECT_EQ(MeasureWeights(**checkpoint, spec).routed, 2u * 3 * 16 * 32 * sizeof(float));
+  layer.dense_intermediate = 16;
+  layer.mlp.up.weight = "up_proj.weight";
+  const auto bytes = [&](const testing::SafetensorsBuilder& tensors) {
+    testing::TempDir dir;
+    dir.Write("model.safetensors", tensors.Build());
+    const auto checkpoint = Checkpoint::Open(dir.path());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? DenseWeightBytes(**checkpoint, spec) : 0;
+  };
+  const uint64_t bf16 = bytes(testing::SafetensorsBuilder().Add("up_proj.weight", "BF16", {16, 32},
+                                                                std::string(1024, '\0')));
+  // Packed linears have no tensor of the weight's own name.
+  const uint64_t packed = bytes(testing::SafetensorsBuilder().Add("up_proj.weight_packed", "I32",
+                                                                  {16, 4}, std::string(256, '\0')));
+  EXPECT_EQ(packed, bf16 + uint64_t{16} * 32 * 2);
 }
 
 TEST(MemoryPlan, LatentCacheKeepsTheLatentOnly) {

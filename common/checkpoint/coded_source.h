@@ -54,9 +54,9 @@ class CodedSource : public MatrixSource {
 };
 
 // Integers with zero points whose columns' groups are listed (`column_groups`, [cols]: act-order),
-// or whose format has no zero points (8 bits): a kF32 source of their values, (code - zero) *
-// scale. REQUIRES: `inner` gives unsigned codes and ZeroPoint::kExplicit parameters, its format
-// names the type of the scales; every group listed exists.
+// or whose zero points no format holds: a kF32 source of their values, (code - zero) * scale.
+// REQUIRES: `inner` gives unsigned codes and ZeroPoint::kExplicit parameters, its format names the
+// type of the scales; every group listed exists.
 std::shared_ptr<const MatrixSource> MakeDecodedIntegers(std::unique_ptr<const CodedSource> inner,
                                                         std::vector<int32_t> column_groups);
 

@@ -125,7 +125,8 @@ void DecodeSuperBlocks(const Row& row, WeightFormat format) {
 }
 
 bool IsInteger(WeightFormat format) {
-  return format >= WeightFormat::kInt8F32 && format <= WeightFormat::kInt4ZeroF16;
+  return (format >= WeightFormat::kInt8F32 && format <= WeightFormat::kInt4ZeroF16) ||
+         (format >= WeightFormat::kInt8ZeroF32 && format <= WeightFormat::kInt8ZeroF16);
 }
 
 bool HasSuperBlocks(WeightFormat format) {
@@ -145,10 +146,12 @@ bool IsPlainlyUsable(WeightFormat format, const GroupParameters& group) {
     case WeightFormat::kInt8F32:
     case WeightFormat::kInt4F32:
     case WeightFormat::kInt4ZeroF32:
+    case WeightFormat::kInt8ZeroF32:
       return ((group.scale >> 23) & 0xff) < kMuchBelowOverflow;
     case WeightFormat::kInt8Bf16:
     case WeightFormat::kInt4Bf16:
     case WeightFormat::kInt4ZeroBf16:
+    case WeightFormat::kInt8ZeroBf16:
       return ((group.scale >> 7) & 0xff) < kMuchBelowOverflow;
     case WeightFormat::kMxfp8:
     case WeightFormat::kMxfp4:
@@ -174,10 +177,12 @@ float IntegerScale(WeightFormat format, const GroupParameters& group) {
     case WeightFormat::kInt8F32:
     case WeightFormat::kInt4F32:
     case WeightFormat::kInt4ZeroF32:
+    case WeightFormat::kInt8ZeroF32:
       return std::bit_cast<float>(group.scale);
     case WeightFormat::kInt8Bf16:
     case WeightFormat::kInt4Bf16:
     case WeightFormat::kInt4ZeroBf16:
+    case WeightFormat::kInt8ZeroBf16:
       return Bf16ToF32(static_cast<uint16_t>(group.scale));
     default:
       TANDEM_DCHECK(IsInteger(format));
@@ -207,6 +212,9 @@ int CodeCount(WeightFormat format) {
     case WeightFormat::kInt8F32:
     case WeightFormat::kInt8Bf16:
     case WeightFormat::kInt8F16:
+    case WeightFormat::kInt8ZeroF32:
+    case WeightFormat::kInt8ZeroBf16:
+    case WeightFormat::kInt8ZeroF16:
       return 256;
     case WeightFormat::kQ6K:
       return 64;

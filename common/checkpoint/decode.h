@@ -17,7 +17,7 @@ namespace tandem {
 // (code - zero) * scale, the value of every integer format.
 float DecodeInteger(int code, int zero, float scale);
 
-// The scale of an integer format (kInt8*, kInt4*, kInt4Zero*) as F32.
+// The scale of an integer format (kInt8*, kInt8Zero*, kInt4*, kInt4Zero*) as F32.
 float IntegerScale(WeightFormat format, const GroupParameters& group);
 
 // The value of one code. REQUIRES: a quantized format, a code in its range.

@@ -31,11 +31,13 @@ absl::Status AddFp8Scales(const MatrixRequest& request, const Tensor& scale,
                           RowMajorLayout& layout) {
   const TensorView& view = scale.view;
   if (view.Elements() == 1 && view.rank < 2) return AddScales(scale, 0, 0, layout);
+  if (layout.place.IsColumn(scale, 1)) return AddScales(scale, 1, 0, layout);
+  const int64_t rows = layout.place.tensor_rows();
   const bool is_channel =
-      view.rank >= 2 && view.shape[view.rank - 1] == 1 && view.shape[view.rank - 2] == request.rows;
+      view.rank >= 2 && view.shape[view.rank - 1] == 1 && view.shape[view.rank - 2] == rows;
   const ScaleBlock& block = request.scheme.block;
   // A single column of blocks as high as a row is no channel's scale when blocks are one row high.
-  if (is_channel && DivideUp(request.rows, block.rows) != request.rows) {
+  if (is_channel && DivideUp(rows, block.rows) != rows) {
     return AddScales(scale, 1, 0, layout);
   }
   if (block.rows <= 0 || block.cols <= 0) {

@@ -143,14 +143,16 @@ absl::Status CheckTensors(const MatrixRequest& request, InputMajorLayout& layout
   return absl::OkStatus();
 }
 
-// Symmetric 8-bit codes of GPTQ are stored with an offset of 128: kInt8 is two's complement.
+// Symmetric 8-bit codes of GPTQ are stored with an offset of 128: kInt8 is two's complement. Zero
+// points of 8 bits that are stored less one reach 256, which no format holds.
 SourceOr Finish(InputMajorLayout layout, bool symmetric, std::vector<int32_t> column_groups) {
-  const bool described = column_groups.empty() && (layout.bits == 4 || symmetric);
+  const bool described =
+      column_groups.empty() && (layout.bits == 4 || symmetric || layout.zero_offset == 0);
   layout.shape.zero = described && symmetric ? ZeroPoint::kMiddle : ZeroPoint::kExplicit;
   layout.shape.middle = 1u << (layout.bits - 1);
   ASSIGN_OR_RETURN(layout.shape.format,
-                   IntegerFormat(*layout.scales, described ? layout.bits : 4, layout.shape.zero));
-  if (described && layout.bits == 8) layout.code_xor = 0x80;
+                   IntegerFormat(*layout.scales, layout.bits, layout.shape.zero));
+  if (layout.bits == 8 && layout.shape.zero != ZeroPoint::kExplicit) layout.code_xor = 0x80;
   auto source = std::make_unique<InputMajorSource>(layout);
   if (described) return std::shared_ptr<const MatrixSource>(std::move(source));
   return MakeDecodedIntegers(std::move(source), std::move(column_groups));

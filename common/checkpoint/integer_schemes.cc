@@ -23,8 +23,9 @@ int64_t PackedWidth(int64_t cols, int bits) { return DivideUp(cols * bits, 32); 
 // of any size do that hold the whole row.
 absl::StatusOr<QuantizedWeights> ChooseWeights(const MatrixRequest& request, const Tensor& codes,
                                                const Tensor& scale) {
+  // A scale for the tensor, or one a row, may come without a dimension for groups.
   const auto width = [](const Tensor& tensor) {
-    return tensor.view.rank == 0 ? 1 : tensor.view.shape[tensor.view.rank - 1];
+    return tensor.view.rank < 2 ? 1 : tensor.view.shape[tensor.view.rank - 1];
   };
   const QuantizedWeights* chosen = nullptr;
   for (const QuantizedWeights& one : request.scheme.weights) {
@@ -81,7 +82,7 @@ absl::Status CheckStoredShape(const MatrixRequest& request, RowMajorLayout& layo
 }
 
 // Codes are unsigned in pack-quantized tensors and two's complement in int-quantized ones; kInt8 is
-// two's complement, what has zero points or is packed in 4 bits unsigned.
+// two's complement, all others are unsigned.
 SourceOr Finish(const MatrixRequest& request, RowMajorLayout layout) {
   const bool packed = layout.shape.tensor->view.dtype == DType::kI32;
   const bool has_zero = layout.shape.zero == ZeroPoint::kExplicit;
@@ -92,14 +93,11 @@ SourceOr Finish(const MatrixRequest& request, RowMajorLayout layout) {
     ASSIGN_OR_RETURN(groups, ReadGroupIndex(*index, request.cols, layout.scale_width,
                                             layout.shape.group_columns));
   }
-  if (groups.empty() && (!has_zero || layout.code_bits == 4)) {
-    ASSIGN_OR_RETURN(layout.shape.format,
-                     IntegerFormat(*layout.scale, layout.code_bits, layout.shape.zero));
-    if (layout.code_bits == 8 && packed) layout.code_xor = 0x80;
-    return std::shared_ptr<const MatrixSource>(MakeRowMajor(layout));
-  }
-  ASSIGN_OR_RETURN(layout.shape.format, IntegerFormat(*layout.scale, 4, ZeroPoint::kExplicit));
-  if (!packed) layout.code_xor = 0x80;
+  const ZeroPoint zero = groups.empty() ? layout.shape.zero : ZeroPoint::kExplicit;
+  ASSIGN_OR_RETURN(layout.shape.format, IntegerFormat(*layout.scale, layout.code_bits, zero));
+  const bool is_signed = layout.code_bits == 8 && zero != ZeroPoint::kExplicit;
+  if (packed == is_signed) layout.code_xor = 0x80;
+  if (groups.empty()) return std::shared_ptr<const MatrixSource>(MakeRowMajor(layout));
   layout.implied_zero = has_zero ? 0 : 1u << (layout.code_bits - 1);
   return MakeDecodedIntegers(MakeRowMajor(layout), std::move(groups));
 }
@@ -131,9 +129,10 @@ SourceOr OpenIntegers(const MatrixRequest& request, const Tensor& codes, const T
 }  // namespace
 
 absl::StatusOr<WeightFormat> IntegerFormat(const Tensor& scale, int bits, ZeroPoint zero) {
-  const WeightFormat f32 = bits == 8                      ? WeightFormat::kInt8F32
-                           : zero == ZeroPoint::kExplicit ? WeightFormat::kInt4ZeroF32
-                                                          : WeightFormat::kInt4F32;
+  const bool has_zero = zero == ZeroPoint::kExplicit;
+  const WeightFormat f32 = bits == 8
+                               ? (has_zero ? WeightFormat::kInt8ZeroF32 : WeightFormat::kInt8F32)
+                               : (has_zero ? WeightFormat::kInt4ZeroF32 : WeightFormat::kInt4F32);
   const auto after = [f32](int types) {
     return static_cast<WeightFormat>(static_cast<int>(f32) + types);
   };

@@ -6,7 +6,7 @@
 //
 // A plain format (IsPlain) implements ReadElements, all others ReadCodes. A layout that no format
 // describes is presented as kF32: ReadElements gives its exact values. Today these are act-order
-// (columns whose groups are not consecutive) and 8-bit codes with zero points.
+// (columns whose groups are not consecutive) and GPTQ's 8-bit codes whose zero points reach 256.
 //
 // Thread safety: immutable; any thread may read. Ownership: views into a checkpoint, which must
 // outlive it. Errors: opening a source checks every shape, so that no read leaves a tensor; reads

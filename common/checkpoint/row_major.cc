@@ -146,6 +146,13 @@ absl::Status RowPlace::Check(const Checkpoint::Tensor& tensor, int64_t block_row
       tensor, absl::StrCat("shape is ", ShapeText(view), ", expected [", matrices_, ",", want));
 }
 
+bool RowPlace::IsColumn(const Checkpoint::Tensor& tensor, int64_t block_rows) const {
+  const TensorView& view = tensor.view;
+  const int64_t want_rows = DivideUp(tensor_rows_, block_rows);
+  if (!fused_) return view.rank == 1 && view.shape[0] == want_rows;
+  return view.rank == 2 && view.shape[0] == matrices_ && view.shape[1] == want_rows;
+}
+
 uint64_t RowPlace::ShareOf(const Checkpoint::Tensor& tensor) const {
   const uint64_t bytes =
       static_cast<uint64_t>(tensor.view.Elements()) * DTypeBytes(tensor.view.dtype);

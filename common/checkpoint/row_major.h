@@ -33,6 +33,10 @@ class RowPlace {
   // Refuses a tensor that is not such a one with `width` elements a row.
   absl::Status Check(const Checkpoint::Tensor& tensor, int64_t block_rows, int64_t width,
                      std::string_view what) const;
+  // Whether it is such a one of one element a row, without a dimension for it.
+  bool IsColumn(const Checkpoint::Tensor& tensor, int64_t block_rows) const;
+  // Rows of one matrix of the tensor: more than the matrix has where gate and up share it.
+  int64_t tensor_rows() const { return tensor_rows_; }
   // Bytes of `tensor` that belong to the matrix.
   uint64_t ShareOf(const Checkpoint::Tensor& tensor) const;
 

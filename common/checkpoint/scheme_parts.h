@@ -36,7 +36,7 @@ absl::StatusOr<const Tensor*> GetBeside(const MatrixRequest& request, const Tens
 
 absl::Status BadDType(const Tensor& tensor, std::string_view what);
 
-// kInt8*, kInt4* or kInt4Zero* with scales of that type.
+// kInt8*, kInt8Zero*, kInt4* or kInt4Zero* with scales of that type.
 absl::StatusOr<WeightFormat> IntegerFormat(const Tensor& scale, int bits, ZeroPoint zero);
 
 // Element `index` of an I32 or I64 tensor.

@@ -168,6 +168,7 @@ absl::Status AddScales(const Tensor& scale, int64_t scale_rows, int64_t group_co
     return TensorError(scale, absl::StrCat("shape is ", ShapeText(scale.view),
                                            ", expected one scale for the tensor"));
   }
+  if (layout.scale_width == 1 && layout.place.IsColumn(scale, scale_rows)) return absl::OkStatus();
   return layout.place.Check(scale, scale_rows, layout.scale_width,
                             scale_rows == 1 ? absl::StrCat("groups of ", columns)
                                             : absl::StrCat("blocks of ", scale_rows, "x", columns));

@@ -12,6 +12,7 @@
 //   kFp8           E4M3          e4m3(c) * s                            scale F32 bits
 //   kMxfp8         E4M3          e4m3(c) * 2^(s - 127)                  scale E8M0
 //   kInt8{..}      two's compl.  int8(c) * s                            scale of the named type
+//   kInt8Zero{..}  0..255        (c - z) * s                            and min: zero point 0..255
 //   kInt4{..}      0..15         (c - 8) * s                            scale of the named type
 //   kInt4Zero{..}  0..15         (c - z) * s                            and min: zero point 0..255
 //   kMxfp4         0..15         e2m1(c) * 2^(s - 127)                  scale E8M0, groups of 32
@@ -62,7 +63,10 @@ enum class WeightFormat : uint8_t {
   kQ6K = 23,
   kIq4Nl = 24,
   kIq4Xs = 25,
-  kCount = 26,
+  kInt8ZeroF32 = 26,
+  kInt8ZeroBf16 = 27,
+  kInt8ZeroF16 = 28,
+  kCount = 29,
 };
 
 constexpr bool IsPlain(WeightFormat format) { return format <= WeightFormat::kF16; }

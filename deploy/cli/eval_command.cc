@@ -22,9 +22,10 @@ namespace {
 // A format as people call it; the type of its scales is left out.
 const char* PlainName(WeightFormat format) {
   constexpr const char* kNames[] = {
-      "f32",  "bf16", "f16",       "fp8",       "mxfp8",     "int8",  "int8",   "int8",  "int4",
-      "int4", "int4", "int4-asym", "int4-asym", "int4-asym", "mxfp4", "nvfp4",  "q4_1",  "q5_0",
-      "q5_1", "q2_k", "q3_k",      "q4_k",      "q5_k",      "q6_k",  "iq4_nl", "iq4_xs"};
+      "f32",    "bf16",   "f16",       "fp8",       "mxfp8",     "int8",      "int8",  "int8",
+      "int4",   "int4",   "int4",      "int4-asym", "int4-asym", "int4-asym", "mxfp4", "nvfp4",
+      "q4_1",   "q5_0",   "q5_1",      "q2_k",      "q3_k",      "q4_k",      "q5_k",  "q6_k",
+      "iq4_nl", "iq4_xs", "int8-asym", "int8-asym", "int8-asym"};
   static_assert(std::size(kNames) == static_cast<size_t>(WeightFormat::kCount));
   return kNames[static_cast<size_t>(format)];
 }

@@ -17,7 +17,7 @@
 // Each region is rounded up to 64 bytes, the inputs of a block to kStepAlign.
 // Bytes of a step of four inputs j .. j + 3 ("dot step", the operand order of vpdpbusd, of
 // vpmaddubsw pairs and of AMX tiles): byte 4 * (o % 16) + i is output o, input j + i.
-//   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128.
+//   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128, their offset.
 //   k4    64 bytes: outputs 0-15 in the low nibbles, 16-31 in the high ones.
 //   k5    k4, and a bit plane of 16 bytes a step: bit b of byte group h is bit 4 of byte b of half
 //   h. k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits
@@ -121,14 +121,21 @@ constexpr FormatTraits kFormats[] = {
      SuperType::kNone, 32},
     {WeightFormat::kIq4Xs, CodeStorage::k4, CodeMap::kIq4Nl, 128, ScaleType::kI8, MinType::kNone,
      SuperType::kF16, 32},
+    {WeightFormat::kInt8ZeroF32, CodeStorage::k8, CodeMap::kLinear, 0, ScaleType::kF32,
+     MinType::kZeroPoint, SuperType::kNone, 32},
+    {WeightFormat::kInt8ZeroBf16, CodeStorage::k8, CodeMap::kLinear, 0, ScaleType::kBf16,
+     MinType::kZeroPoint, SuperType::kNone, 32},
+    {WeightFormat::kInt8ZeroF16, CodeStorage::k8, CodeMap::kLinear, 0, ScaleType::kF16,
+     MinType::kZeroPoint, SuperType::kNone, 32},
 };
 
 // Names of formats in options, logs and benchmarks, by format.
 constexpr const char* kFormatNames[] = {
-    "f32",      "bf16",     "f16",       "fp8",      "mxfp8",     "int8_f32",   "int8_bf16",
-    "int8_f16", "int4_f32", "int4_bf16", "int4_f16", "int4z_f32", "int4z_bf16", "int4z_f16",
-    "mxfp4",    "nvfp4",    "q4_1",      "q5_0",     "q5_1",      "q2_k",       "q3_k",
-    "q4_k",     "q5_k",     "q6_k",      "iq4_nl",   "iq4_xs"};
+    "f32",        "bf16",      "f16",       "fp8",        "mxfp8",    "int8_f32",
+    "int8_bf16",  "int8_f16",  "int4_f32",  "int4_bf16",  "int4_f16", "int4z_f32",
+    "int4z_bf16", "int4z_f16", "mxfp4",     "nvfp4",      "q4_1",     "q5_0",
+    "q5_1",       "q2_k",      "q3_k",      "q4_k",       "q5_k",     "q6_k",
+    "iq4_nl",     "iq4_xs",    "int8z_f32", "int8z_bf16", "int8z_f16"};
 
 inline constexpr uint32_t kFormatCount = static_cast<uint32_t>(WeightFormat::kCount);
 
@@ -140,7 +147,8 @@ constexpr bool FormatsAreInOrder() {
   for (uint32_t i = 0; i < kFormatCount; ++i) {
     if (static_cast<uint32_t>(kFormats[i].format) != i) return false;
   }
-  return sizeof(kFormats) / sizeof(kFormats[0]) == kFormatCount;
+  return sizeof(kFormats) / sizeof(kFormats[0]) == kFormatCount &&
+         sizeof(kFormatNames) / sizeof(kFormatNames[0]) == kFormatCount;
 }
 static_assert(FormatsAreInOrder());
 

@@ -71,7 +71,7 @@ inline void PutCode(char* block, const BlockGeometry& g, uint32_t j, uint32_t o,
   if constexpr (T.codes == CodeStorage::kE4m3) {
     block[g.codes + size_t{j} * kPanelWidth + o] = static_cast<char>(code);
   } else if constexpr (T.codes == CodeStorage::k8) {
-    block[g.codes + size_t{step} * 128 + half * 64 + byte] = static_cast<char>(code ^ 0x80u);
+    block[g.codes + size_t{step} * 128 + half * 64 + byte] = static_cast<char>(code ^ T.offset);
   } else {
     if constexpr (T.codes == CodeStorage::k4 || T.codes == CodeStorage::k5 ||
                   T.codes == CodeStorage::k6) {

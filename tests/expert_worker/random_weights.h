@@ -79,7 +79,7 @@ class RandomWeights {
       uint32_t super = 0;
       for (uint32_t g = 0; g < groups_per_row_; ++g) {
         if (g * group_columns_ % kSuperBlockColumns == 0) super = RandomSuper(t.super);
-        groups_.push_back({RandomScale(t.scale), RandomMin(t.min), super});
+        groups_.push_back({RandomScale(t.scale), RandomMin(t), super});
       }
     }
     if (t.super == SuperType::kF32Row) {
@@ -114,8 +114,10 @@ class RandomWeights {
     }
   }
 
-  uint32_t RandomMin(MinType type) {
-    return type == MinType::kF16 ? Half() : type == MinType::kU8 ? Below(64) : Below(17);
+  uint32_t RandomMin(const FormatTraits& t) {
+    if (t.min == MinType::kF16) return Half();
+    if (t.min == MinType::kU8) return Below(64);
+    return Below(t.codes == CodeStorage::k8 ? 256 : 17);
   }
 
   WeightFormat format_;

@@ -34,6 +34,7 @@ GroupParameters RandomGroup(WeightFormat format, std::mt19937& random) {
     case WeightFormat::kInt4F32:
       return {.scale = bits};
     case WeightFormat::kInt4ZeroF32:
+    case WeightFormat::kInt8ZeroF32:
       return {.scale = bits, .min = other & 0xff};
     case WeightFormat::kMxfp8:
     case WeightFormat::kMxfp4:
@@ -42,6 +43,8 @@ GroupParameters RandomGroup(WeightFormat format, std::mt19937& random) {
       return {.scale = bits & 0xff, .super = other};
     case WeightFormat::kInt4ZeroBf16:
     case WeightFormat::kInt4ZeroF16:
+    case WeightFormat::kInt8ZeroBf16:
+    case WeightFormat::kInt8ZeroF16:
       return {.scale = bits & 0xffff, .min = other & 0xff};
     case WeightFormat::kQ4_1:
     case WeightFormat::kQ5_1:

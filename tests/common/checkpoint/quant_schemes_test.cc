@@ -181,6 +181,13 @@ TEST(QuantSchemes, GptqEightBitsWithZeroPoints) {
   // Zero point 256 for output 0, 128 for the others.
   EXPECT_THAT(std::vector<float>(values.begin(), values.begin() + 5),
               ElementsAre(128 - 256, 1 - 256, -256, 255 - 256, -128));
+  QuantScheme as_they_are = Gptq(8, 0, false);
+  as_they_are.zero_minus_one = false;
+  const auto second_version = model.Open(4, 4, as_they_are);
+  const std::vector<float> others = Whole(second_version);
+  EXPECT_EQ(second_version->format(), WeightFormat::kInt8ZeroF16);
+  EXPECT_THAT(std::vector<float>(others.begin(), others.begin() + 5),
+              ElementsAre(128 - 255, 1 - 255, -255, 0, -127));
 }
 
 TEST(QuantSchemes, IntQuantizedGroupsAndZeroPoints) {
@@ -199,7 +206,59 @@ TEST(QuantSchemes, IntQuantizedGroupsAndZeroPoints) {
   const Model asymmetric(builder);
   const auto with_zero = asymmetric.Open(2, 4, Ct(8, 2, false));
   EXPECT_THAT(Whole(with_zero), ElementsAre(0, 255, (1 - 127) * 2, (-1 - 127) * 2, -3, 12, 28, 32));
-  EXPECT_EQ(with_zero->format(), WeightFormat::kF32);
+  EXPECT_EQ(with_zero->format(), WeightFormat::kInt8ZeroF32);
+  // Codes and zero points as the packed store takes them: unsigned.
+  std::vector<uint8_t> codes(4);
+  std::vector<GroupParameters> groups(2);
+  ASSERT_TRUE(with_zero->ReadCodes({1, 2}, {0, 4}, codes.data(), groups.data()).ok());
+  EXPECT_THAT(codes, ElementsAre(128, 133, 134, 135));
+  EXPECT_EQ(groups[0].min, 129u);
+  EXPECT_EQ(groups[1].min, 127u);
+}
+
+TEST(QuantSchemes, PackedBytesWithZeroPointsAreUnsigned) {
+  SafetensorsBuilder builder;
+  builder.Add("w.weight_packed", "I32", {4, 1}, RawBytes<uint32_t>({0xff800100u, 0, 0, 0x01020304}))
+      .Add("w.weight_scale", "F16", {4, 1}, RawBytes(std::vector<uint16_t>(4, kHalf)))
+      .Add("w.weight_zero_point", "I32", {1, 1}, RawBytes<uint32_t>({0x03ff8000u}));
+  const Model model(builder);
+  const auto matrix = model.Open(4, 4, Ct(8, 0, false));
+  EXPECT_THAT(Whole(matrix), ElementsAre(0, 0.5f, 64, 127.5f, -64, -64, -64, -64, -127.5f, -127.5f,
+                                         -127.5f, -127.5f, 0.5f, 0, -0.5f, -1));
+  EXPECT_EQ(matrix->format(), WeightFormat::kInt8ZeroF16);
+  EXPECT_EQ(matrix->group_columns(), 0u);
+}
+
+TEST(QuantSchemes, ScalesOfRowsMayLackTheDimensionOfGroups) {
+  SafetensorsBuilder builder;
+  builder.Add("w.weight", "F8_E4M3", {2, 4}, std::string("\x38\x38\x38\x38\x40\x40\x40\x40"))
+      .Add("w.weight_scale", "F32", {2}, RawBytes<float>({3, 5}));
+  const Model fp8(builder);
+  const auto matrix = fp8.Open(2, 4, {});
+  EXPECT_THAT(Whole(matrix), ElementsAre(3, 3, 3, 3, 10, 10, 10, 10));
+  EXPECT_EQ(matrix->format(), WeightFormat::kFp8);
+  EXPECT_EQ(matrix->group_columns(), 0u);
+  SafetensorsBuilder int8;
+  int8.Add("w.weight", "I8", {2, 2}, RawBytes<int8_t>({-128, 127, 1, -1}))
+      .Add("w.weight_scale", "F32", {2}, RawBytes<float>({1, 2}));
+  EXPECT_THAT(Whole(Model(int8).Open(2, 2, Ct(8, 0))), ElementsAre(-128, 127, 2, -2));
+  SafetensorsBuilder other;
+  other.Add("w.weight", "F8_E4M3", {2, 4}, std::string(8, '\x38'))
+      .Add("w.weight_scale", "F32", {3}, RawBytes<float>({1, 2, 3}));
+  EXPECT_THAT(Message(Model(other).Open(2, 4, {}).status()),
+              HasSubstr("tensor 'w.weight_scale': shape is [3], expected [1,1]"));
+}
+
+TEST(QuantSchemes, FusedExpertsHaveAScaleARow) {
+  // Two experts, gate above up; [experts, rows, 1] and [experts, rows].
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{2, 4, 1}, {2, 4}}) {
+    SafetensorsBuilder builder;
+    builder.Add("w.weight", "F8_E4M3", {2, 4, 1}, std::string(8, '\x38'))
+        .Add("w.weight_scale", "F32", shape, RawBytes<float>({1, 2, 3, 4, 5, 6, 7, 8}));
+    const Model model(builder);
+    EXPECT_THAT(Whole(model.Open(2, 1, {}, {.base = 4, .step = 1})), ElementsAre(5, 6));
+    EXPECT_THAT(Whole(model.Open(2, 1, {}, {.base = 1, .step = 2})), ElementsAre(2, 4));
+  }
 }
 
 TEST(QuantSchemes, CompressedTensorsActOrder) {

@@ -185,25 +185,31 @@ QuantScheme ReadObject(HubConfig& quantization) {
   return scheme;
 }
 
-}  // namespace
-
-QuantScheme ReadQuantScheme(HubConfig& config) {
+// False: the object has no such key.
+bool ReadFromKey(HubConfig& config, QuantScheme& scheme) {
   // The last is what early compressed-tensors wrote.
   for (const char* key : {"quantization_config", "compression_config"}) {
     const nlohmann::json* object = config.Object(key);
     if (object == nullptr) continue;
     HubConfig quantization(*object, absl::StrCat(config.where(), ": ", key));
-    const QuantScheme scheme = ReadObject(quantization);
+    scheme = ReadObject(quantization);
     config.Adopt(quantization.status());
-    return scheme;
+    return true;
   }
+  return false;
+}
+
+}  // namespace
+
+QuantScheme ReadQuantScheme(HubConfig& config) {
+  QuantScheme scheme;
+  if (ReadFromKey(config, scheme)) return scheme;
   if (const nlohmann::json* text = config.Object("text_config")) {
     HubConfig nested(*text, config.where() + ": text_config");
-    const QuantScheme scheme = ReadQuantScheme(nested);
+    ReadFromKey(nested, scheme);
     config.Adopt(nested.status());
-    return scheme;
   }
-  return {};
+  return scheme;
 }
 
 absl::StatusOr<QuantScheme> ReadModelOptScheme(const nlohmann::json& root,

@@ -54,6 +54,18 @@ TEST(QuantConfig, IsFoundWhereWritersPutIt) {
   }
 }
 
+TEST(QuantConfig, NestedConfigsAreLookedIntoOnce) {
+  constexpr int kDepth = 200'000;
+  std::string text;
+  for (int i = 0; i < kDepth; ++i) text += R"({"text_config":)";
+  text += "1" + std::string(kDepth, '}');
+  const auto root = ParseJsonObject(text, "config.json");
+  ASSERT_TRUE(root.ok()) << root.status();
+  HubConfig config(*root, "config.json");
+  EXPECT_EQ(ReadQuantScheme(config).method, QuantMethod::kNone);
+  EXPECT_TRUE(config.status().ok()) << config.status();
+}
+
 TEST(QuantConfig, MethodsWithoutParameters) {
   EXPECT_EQ(Read({{"quant_method", "mxfp4"}})->method, QuantMethod::kMxfp4);
   EXPECT_EQ(Read({{"quant_method", "mxfp8"}})->method, QuantMethod::kMxfp8);

@@ -133,6 +133,14 @@ class Checkpoints(unittest.TestCase):
                 shutil.copyfile(TRIALS / file, shard)
                 self.assert_one_line_names(model, shard.name, str(expected_bytes), str(shard.stat().st_size))
 
+    def test_ck_11_gguf_files_of_a_hundred_bytes(self):
+        for file, words in (("zero_dim.gguf", ("'t.weight'", "dimension 1 is 0")),
+                            ("align_zero.gguf", ("'general.alignment'", "is 0"))):
+            with self.subTest(file):
+                if not (TRIALS / file).is_file():
+                    self.skipTest("no trials beside the project")
+                self.assert_one_line_names(TRIALS / file, file, *words)
+
     def test_ck_13_absent_scale_of_the_routed_experts(self):
         reference = golden_client.expected("deepseek_v2")
         ids = safetensors_io.values(reference["seq1.ids"])

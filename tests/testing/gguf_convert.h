@@ -31,6 +31,12 @@ class GgufConverter {
     file_ = *std::move(file);
   }
 
+  // Leaves one hub tensor out.
+  GgufConverter& Without(std::string name) {
+    without_ = std::move(name);
+    return *this;
+  }
+
   // The builder with all values and tensors, to which a test may add.
   GgufBuilder Convert() {
     const std::string type = config_["model_type"];
@@ -38,7 +44,9 @@ class GgufConverter {
     GgufBuilder out;
     AddValues(out);
     std::map<std::string, std::pair<const SafetensorsEntry*, std::string>> experts;
-    for (const SafetensorsEntry& entry : file_->entries()) AddTensor(entry, experts, out);
+    for (const SafetensorsEntry& entry : file_->entries()) {
+      if (entry.name != without_) AddTensor(entry, experts, out);
+    }
     for (const auto& [name, stack] : experts) {
       std::vector<int64_t> shape = stack.first->shape;
       shape.insert(shape.begin(), Experts());
@@ -195,6 +203,7 @@ class GgufConverter {
 
   nlohmann::json config_;
   std::unique_ptr<SafetensorsFile> file_;
+  std::string without_;
   std::string arch_;
 };
 

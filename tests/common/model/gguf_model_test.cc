@@ -1,5 +1,5 @@
 // Golden hub models written as GGUF: the same spec, the same tensors; and what a GGUF may say that
-// is refused.
+// is refused. Trials CK-1 and CK-13 as GGUF files meet them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -158,6 +158,44 @@ TEST_F(GgufRefusals, MissingKeysAndRopeFactorsOfAnotherSize) {
   EXPECT_THAT(Message(ApplyGgufRopeFactors(**model, spec)), HasSubstr("is not F32 [3]"));
   spec.rope.inv_freq = {1, 1};
   EXPECT_THAT(Message(ApplyGgufRopeFactors(**model, spec)), HasSubstr("element 1 is not"));
+}
+
+absl::StatusOr<ModelSpec> SpecOf(const testing::TempDir& dir, const GgufBuilder& builder) {
+  const auto checkpoint = Checkpoint::Open(dir.Write("m.gguf", builder.Build()));
+  if (!checkpoint.ok()) return checkpoint.status();
+  return LoadModelSpec(**checkpoint);
+}
+
+TEST(GgufTrials, Trial_CK_1_WithoutAnOutputTensorEmbeddingsAreTied) {
+  const auto dir = SharedPath("golden/models/qwen3_moe");
+  if (!dir) GTEST_SKIP() << "no golden/models/qwen3_moe";
+  testing::TempDir temp;
+  const auto untied = SpecOf(temp, GgufConverter(*dir).Convert());
+  ASSERT_TRUE(untied.ok()) << untied.status();
+  EXPECT_FALSE(untied->tied_embeddings);
+  const auto tied = SpecOf(temp, GgufConverter(*dir).Without("lm_head.weight").Convert());
+  ASSERT_TRUE(tied.ok()) << tied.status();
+  EXPECT_TRUE(tied->tied_embeddings);
+}
+
+TEST(GgufTrials, Trial_CK_13_MissingScaleAndGatingAreTheFamilys) {
+  const auto dir = SharedPath("golden/models/qwen3_moe");
+  if (!dir) GTEST_SKIP() << "no golden/models/qwen3_moe";
+  testing::TempDir temp;
+  const auto model = [&] { return GgufConverter(*dir).Convert(); };
+  const auto absent = SpecOf(temp, model());
+  ASSERT_TRUE(absent.ok()) << absent.status();
+  EXPECT_EQ(absent->moe.router.factor, 1);
+  EXPECT_EQ(absent->moe.router.score, RouterScore::kSoftmax);
+  const auto one = SpecOf(
+      temp, model().F32("qwen3moe.expert_weights_scale", 1).U32("qwen3moe.expert_gating_func", 1));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->moe.router.factor, absent->moe.router.factor);
+  EXPECT_EQ(one->moe.router.score, absent->moe.router.score);
+  EXPECT_THAT(Message(SpecOf(temp, model().F32("qwen3moe.expert_weights_scale", 0)).status()),
+              HasSubstr("m.gguf: key 'qwen3moe.expert_weights_scale': is 0"));
+  EXPECT_THAT(Message(SpecOf(temp, model().U32("qwen3moe.expert_gating_func", 2)).status()),
+              HasSubstr("key 'qwen3moe.expert_gating_func': is 2"));
 }
 
 TEST_F(GgufRefusals, TheHashCoversTheFile) {

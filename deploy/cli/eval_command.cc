@@ -68,16 +68,22 @@ absl::StatusOr<EvalResult> AskAll(const EvalOptions& options, const EvalSets& se
   return Evaluate(sets, ask, settings);
 }
 
-int Report(const EvalOptions& options, const ExpertStorage& experts,
-           const absl::StatusOr<EvalResult>& result) {
-  if (!result.ok()) return PrintRefusal(result.status());
-  std::cout << FormatEvalTable(experts, *result);
+int Report(const EvalOptions& options, const EvalReport& report) {
+  std::cout << FormatEvalTable(report);
   if (options.json.empty()) return kExitOk;
   std::ofstream out(options.json);
-  out << EvalToJson(options.serve.model, experts, *result).dump(2) << "\n";
+  out << EvalToJson(report).dump(2) << "\n";
   out.close();
   if (out.good()) return kExitOk;
   return PrintRefusal(absl::UnavailableError(options.json + ": cannot be written"));
+}
+
+std::string SpeedText(const std::optional<double>& tokens_per_second) {
+  return tokens_per_second ? absl::StrFormat("%.0f", *tokens_per_second) : "-";
+}
+
+EvalJson OptionalJson(const std::optional<double>& value) {
+  return value ? EvalJson(*value) : EvalJson();
 }
 
 }  // namespace
@@ -113,50 +119,75 @@ absl::StatusOr<ExpertStorage> DescribeExperts(const std::string& model) {
   return storage;
 }
 
-std::string FormatEvalTable(const ExpertStorage& experts, const EvalResult& result) {
-  std::string head = absl::StrFormat("%-16s %12s %10s %10s %8s", "format", "experts", "tokens/s",
-                                     "perplexity", "accuracy");
+std::string FormatEvalTable(const EvalReport& report) {
+  const EvalResult& result = report.result;
+  std::string head =
+      absl::StrFormat("%-16s %12s %10s %10s %10s %10s %8s", "format", "experts", "prompt t/s",
+                      "answer t/s", "stream t/s", "perplexity", "accuracy");
   const std::string perplexity =
       result.perplexity ? absl::StrFormat("%.5f", *result.perplexity) : "-";
   const std::string accuracy =
       result.tasks.empty() ? "-" : absl::StrFormat("%.1f %%", 100 * result.Total().Share());
   std::string row =
-      absl::StrFormat("%-16s %12s %10.1f %10s %8s", experts.format, FormatBytes(experts.bytes),
-                      result.tokens_per_second, perplexity, accuracy);
+      absl::StrFormat("%-16s %12s %10s %10s %10s %10s %8s", report.experts.format,
+                      FormatBytes(report.experts.bytes), SpeedText(result.prompt_tokens_per_second),
+                      SpeedText(result.answer_tokens_per_second),
+                      SpeedText(result.tokens_per_second), perplexity, accuracy);
   for (const TaskScore& task : result.tasks) {
     const int width = std::max(6, static_cast<int>(task.task.size()));
     absl::StrAppendFormat(&head, "  %*s", width, task.task);
     absl::StrAppendFormat(&row, "  %*.1f", width, 100 * task.Share());
   }
-  return head + "\n" + row + "\n";
+  std::string text = head + "\n" + row + "\n";
+  if (!report.kernels.empty()) {
+    absl::StrAppend(&text, report.kernels, " kernels, ", report.threads, " threads; ");
+  }
+  absl::StrAppend(&text, "prompts and answers ", report.streams, " at a time\n");
+  return text;
 }
 
-EvalJson EvalToJson(const std::string& model, const ExpertStorage& experts,
-                    const EvalResult& result) {
+EvalJson EvalToJson(const EvalReport& report) {
+  const EvalResult& result = report.result;
   EvalJson tasks = EvalJson::object();
   for (const TaskScore& task : result.tasks) {
     tasks[task.task] = {{"right", task.right}, {"total", task.total}};
   }
   const TaskScore total = result.Total();
-  return {{"model", model},
-          {"format", experts.format},
-          {"expert_bytes", experts.bytes},
+  const bool known = !report.kernels.empty();
+  return {{"model", report.model},
+          {"format", report.experts.format},
+          {"expert_bytes", report.experts.bytes},
+          {"kernels", known ? EvalJson(report.kernels) : EvalJson()},
+          {"threads", known ? EvalJson(report.threads) : EvalJson()},
+          {"streams", report.streams},
+          {"prompt_tokens_per_second", OptionalJson(result.prompt_tokens_per_second)},
+          {"answer_tokens_per_second", OptionalJson(result.answer_tokens_per_second)},
           {"tokens_per_second", result.tokens_per_second},
-          {"perplexity", result.perplexity ? EvalJson(*result.perplexity) : EvalJson()},
+          {"perplexity", OptionalJson(result.perplexity)},
           {"accuracy", total.total > 0 ? EvalJson(total.Share()) : EvalJson()},
           {"tasks", std::move(tasks)}};
 }
 
 int RunEval(const EvalOptions& options) {
-  const std::string& model = options.serve.model;
-  const auto sets = LoadEvalSets(options.tasks.empty() ? model : options.tasks);
+  EvalReport report;
+  report.model = options.serve.model;
+  report.streams = options.streams;
+  const auto sets = LoadEvalSets(options.tasks.empty() ? report.model : options.tasks);
   if (!sets.ok()) return PrintRefusal(sets.status());
-  const auto experts = DescribeExperts(model);
+  auto experts = DescribeExperts(report.model);
   if (!experts.ok()) return PrintRefusal(experts.status());
-  if (!options.url.empty()) return Report(options, *experts, AskAll(options, *sets, options.url));
-  return RunWithServer(options.serve, [&](const BoundPorts& ports) {
-    return Report(options, *experts,
-                  AskAll(options, *sets, absl::StrCat("http://127.0.0.1:", ports.http)));
+  report.experts = *std::move(experts);
+  const auto measure = [&](const std::string& url) {
+    auto result = AskAll(options, *sets, url);
+    if (!result.ok()) return PrintRefusal(result.status());
+    report.result = *std::move(result);
+    return Report(options, report);
+  };
+  if (!options.url.empty()) return measure(options.url);
+  return RunWithServer(options.serve, [&](const ReadyServer& ready) {
+    report.kernels = ready.kernels;
+    report.threads = ready.threads;
+    return measure(absl::StrCat("http://127.0.0.1:", ready.ports.http));
   });
 }
 

@@ -33,10 +33,19 @@ struct ExpertStorage {
 
 absl::StatusOr<ExpertStorage> DescribeExperts(const std::string& model);
 
-// The table's two lines, and the object that --json writes.
-std::string FormatEvalTable(const ExpertStorage& experts, const EvalResult& result);
-EvalJson EvalToJson(const std::string& model, const ExpertStorage& experts,
-                    const EvalResult& result);
+struct EvalReport {
+  std::string model;
+  ExpertStorage experts;
+  int streams = 0;
+  // What computed the experts; empty and 0 where a server that ran already does not say.
+  std::string kernels;
+  uint32_t threads = 0;
+  EvalResult result;
+};
+
+// A table of one row and what its speeds were measured with, and the object that --json writes.
+std::string FormatEvalTable(const EvalReport& report);
+EvalJson EvalToJson(const EvalReport& report);
 
 int RunEval(const EvalOptions& options);
 

@@ -89,7 +89,12 @@ absl::Status Unexpected(std::string_view what) {
   return absl::InternalError(absl::StrCat("the server's answer has no ", std::string(what)));
 }
 
-// The first choice of a completion.
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::max(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+                  1e-9);
+}
+
+// A completion with at least one choice.
 absl::StatusOr<EvalJson> Complete(const AskServer& ask, EvalJson body) {
   body["temperature"] = 0;
   ASSIGN_OR_RETURN(const EvalJson answer, ask("/v1/completions", body));
@@ -97,26 +102,40 @@ absl::StatusOr<EvalJson> Complete(const AskServer& ask, EvalJson body) {
       answer["choices"].empty() || !IsText(answer["choices"][0], "text")) {
     return Unexpected("choices with text");
   }
-  return answer["choices"][0];
+  return answer;
+}
+
+// Adds a count of the answer's usage.
+absl::Status CountTokens(const EvalJson& answer, const char* count, int64_t* tokens) {
+  const auto usage = answer.find("usage");
+  if (usage == answer.end() || !usage->is_object() || !usage->contains(count) ||
+      !(*usage)[count].is_number_integer()) {
+    return Unexpected(absl::StrCat("usage with ", count));
+  }
+  *tokens += (*usage)[count].get<int64_t>();
+  return absl::OkStatus();
 }
 
 struct NegativeLog {
   double sum = 0;
   int64_t tokens = 0;
+  int64_t prompt_tokens = 0;  // those without a log-probability too
 };
 
 absl::StatusOr<NegativeLog> RowLoss(const AskServer& ask, const std::string& model,
                                     const EvalJson& row) {
   ASSIGN_OR_RETURN(
-      const EvalJson choice,
+      const EvalJson answer,
       Complete(
           ask,
           {{"model", model}, {"prompt", row}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 0}}));
+  const EvalJson& choice = answer["choices"][0];
   const auto logprobs = choice.find("logprobs");
   if (logprobs == choice.end() || !logprobs->is_object() || !logprobs->contains("token_logprobs")) {
     return Unexpected("log-probabilities of the prompt");
   }
   NegativeLog loss;
+  RETURN_IF_ERROR(CountTokens(answer, "prompt_tokens", &loss.prompt_tokens));
   for (const EvalJson& logprob : (*logprobs)["token_logprobs"]) {
     if (!logprob.is_number()) continue;  // the first token has none
     loss.sum -= logprob.get<double>();
@@ -137,14 +156,22 @@ absl::StatusOr<EvalJson> PromptOf(const AskServer& ask, const EvalSettings& sett
   return rendered["tokens"];
 }
 
-absl::StatusOr<bool> IsAnswered(const AskServer& ask, const EvalSettings& settings,
-                                const EvalQuestion& question) {
+struct Answer {
+  bool right = false;
+  int64_t tokens = 0;
+};
+
+absl::StatusOr<Answer> AskQuestion(const AskServer& ask, const EvalSettings& settings,
+                                   const EvalQuestion& question) {
   ASSIGN_OR_RETURN(const EvalJson prompt, PromptOf(ask, settings, question));
-  ASSIGN_OR_RETURN(const EvalJson choice, Complete(ask, {{"model", settings.model},
-                                                         {"prompt", prompt},
-                                                         {"max_tokens", settings.max_tokens}}));
-  const std::string text = choice["text"];
-  return absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.expected);
+  ASSIGN_OR_RETURN(const EvalJson reply, Complete(ask, {{"model", settings.model},
+                                                        {"prompt", prompt},
+                                                        {"max_tokens", settings.max_tokens}}));
+  const std::string text = reply["choices"][0]["text"];
+  Answer answer;
+  answer.right = absl::StripAsciiWhitespace(text) == absl::StripAsciiWhitespace(question.expected);
+  RETURN_IF_ERROR(CountTokens(reply, "completion_tokens", &answer.tokens));
+  return answer;
 }
 
 absl::StatusOr<double> SecondsFor(const AskServer& ask, const std::string& model,
@@ -154,7 +181,7 @@ absl::StatusOr<double> SecondsFor(const AskServer& ask, const std::string& model
       Complete(ask,
                {{"model", model}, {"prompt", prompt}, {"max_tokens", tokens}, {"ignore_eos", true}})
           .status());
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return SecondsSince(start);
 }
 
 // Longer minus shorter generation, so that prefill and the request itself cancel; median of three.
@@ -174,17 +201,59 @@ absl::StatusOr<double> TokensPerSecond(const AskServer& ask, const EvalSettings&
 }
 
 std::vector<TaskScore> Score(const std::vector<EvalQuestion>& questions,
-                             const std::vector<char>& right) {
+                             const std::vector<Answer>& answers) {
   std::vector<TaskScore> tasks;
   for (size_t i = 0; i < questions.size(); ++i) {
     auto task = std::find_if(tasks.begin(), tasks.end(), [&](const TaskScore& score) {
       return score.task == questions[i].task;
     });
     if (task == tasks.end()) task = tasks.insert(tasks.end(), {questions[i].task});
-    task->right += right[i];
+    task->right += answers[i].right ? 1 : 0;
     ++task->total;
   }
   return tasks;
+}
+
+using Note = std::function<void()>;
+
+absl::Status ScoreRows(const EvalSets& sets, const AskServer& ask, const EvalSettings& settings,
+                       const Note& note, EvalResult* result) {
+  if (sets.rows.empty()) return absl::OkStatus();
+  std::mutex mutex;
+  NegativeLog loss;
+  const auto start = std::chrono::steady_clock::now();
+  RETURN_IF_ERROR(ForEach(sets.rows.size(), settings.streams, [&](size_t i) -> absl::Status {
+    ASSIGN_OR_RETURN(const NegativeLog row, RowLoss(ask, settings.model, sets.rows[i]));
+    const std::lock_guard lock(mutex);
+    loss.sum += row.sum;
+    loss.tokens += row.tokens;
+    loss.prompt_tokens += row.prompt_tokens;
+    note();
+    return absl::OkStatus();
+  }));
+  result->prompt_tokens_per_second = static_cast<double>(loss.prompt_tokens) / SecondsSince(start);
+  if (loss.tokens > 0) result->perplexity = std::exp(loss.sum / static_cast<double>(loss.tokens));
+  return absl::OkStatus();
+}
+
+absl::Status AskQuestions(const EvalSets& sets, const AskServer& ask, const EvalSettings& settings,
+                          const Note& note, EvalResult* result) {
+  if (sets.questions.empty()) return absl::OkStatus();
+  std::mutex mutex;
+  std::vector<Answer> answers(sets.questions.size());
+  int64_t tokens = 0;
+  const auto start = std::chrono::steady_clock::now();
+  RETURN_IF_ERROR(ForEach(sets.questions.size(), settings.streams, [&](size_t i) -> absl::Status {
+    ASSIGN_OR_RETURN(const Answer answer, AskQuestion(ask, settings, sets.questions[i]));
+    const std::lock_guard lock(mutex);
+    answers[i] = answer;
+    tokens += answer.tokens;
+    note();
+    return absl::OkStatus();
+  }));
+  result->answer_tokens_per_second = static_cast<double>(tokens) / SecondsSince(start);
+  result->tasks = Score(sets.questions, answers);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -221,31 +290,13 @@ absl::StatusOr<EvalSets> LoadEvalSets(const std::string& dir) {
 absl::StatusOr<EvalResult> Evaluate(const EvalSets& sets, const AskServer& ask,
                                     const EvalSettings& settings) {
   const size_t total = sets.rows.size() + sets.questions.size();
-  std::mutex mutex;
-  NegativeLog loss;
   size_t done = 0;
-  std::vector<char> right(sets.questions.size());
-  const auto note = [&] {
+  const Note note = [&] {
     if (settings.progress) settings.progress(++done, total);
   };
-  RETURN_IF_ERROR(ForEach(sets.rows.size(), settings.streams, [&](size_t i) -> absl::Status {
-    ASSIGN_OR_RETURN(const NegativeLog row, RowLoss(ask, settings.model, sets.rows[i]));
-    const std::lock_guard lock(mutex);
-    loss.sum += row.sum;
-    loss.tokens += row.tokens;
-    note();
-    return absl::OkStatus();
-  }));
-  RETURN_IF_ERROR(ForEach(sets.questions.size(), settings.streams, [&](size_t i) -> absl::Status {
-    ASSIGN_OR_RETURN(const bool is_right, IsAnswered(ask, settings, sets.questions[i]));
-    const std::lock_guard lock(mutex);
-    right[i] = is_right ? 1 : 0;
-    note();
-    return absl::OkStatus();
-  }));
   EvalResult result;
-  if (loss.tokens > 0) result.perplexity = std::exp(loss.sum / static_cast<double>(loss.tokens));
-  result.tasks = Score(sets.questions, right);
+  RETURN_IF_ERROR(ScoreRows(sets, ask, settings, note, &result));
+  RETURN_IF_ERROR(AskQuestions(sets, ask, settings, note, &result));
   EvalJson prompt = "Once upon a time";
   if (!sets.rows.empty()) {
     prompt = sets.rows[0];

@@ -1,8 +1,8 @@
 #pragma once
 
 // What a served model is worth: perplexity over rows of text, accuracy over questions with one
-// right answer each, and the speed of a single stream, all asked over the OpenAI HTTP API, so that
-// what is measured is what clients get.
+// right answer each, and how fast it is at both and for a single stream, all asked over the OpenAI
+// HTTP API, so that what is measured is what clients get.
 //
 // A directory of sets holds either or both of
 //   eval.json   {"perplexity_rows": [row ...]}, a row a list of token ids or a text
@@ -70,7 +70,11 @@ struct TaskScore {
 struct EvalResult {
   std::optional<double> perplexity;  // absent: no rows
   std::vector<TaskScore> tasks;      // in the order of the file
-  double tokens_per_second = 0;      // of one stream, prefill not counted
+  // Of the rows' prompts, and of the questions' answers (their prompts take time, but do not
+  // count): `streams` at once. Absent where there are none.
+  std::optional<double> prompt_tokens_per_second;
+  std::optional<double> answer_tokens_per_second;
+  double tokens_per_second = 0;  // of one stream, prefill not counted
 
   TaskScore Total() const;
 };

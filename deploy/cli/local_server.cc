@@ -141,7 +141,7 @@ LocalServer::~LocalServer() {
   for (const int fd : weight_fds_) close(fd);
 }
 
-int LocalServer::Run(const std::function<void(const BoundPorts&)>& on_ready) {
+int LocalServer::Run(const std::function<void(const ReadyServer&)>& on_ready) {
   using Kind = WorkerProbe::Kind;
   std::vector<Supervisor::Child> children;
   const auto add = [&](ProcessSpec spec, std::function<bool()> probe) {
@@ -177,8 +177,22 @@ int LocalServer::Run(const std::function<void(const BoundPorts&)>& on_ready) {
   return code;
 }
 
+ReadyServer LocalServer::Describe(const BoundPorts& ports) const {
+  using Kind = WorkerProbe::Kind;
+  ReadyServer ready{ports, "", 0};
+  const auto add = [&ready](Kind kind, const std::string& address) {
+    const auto state = WorkerProbe(kind, address).Ask(kProbeTimeoutMs);
+    if (!state) return;
+    ready.kernels = state->kernels;
+    ready.threads += state->threads;
+  };
+  for (const std::string& address : plan_.expert_addresses) add(Kind::kExpertWorker, address);
+  if (plan_.expert_addresses.empty()) add(Kind::kGpuWorker, plan_.gpu_address);
+  return ready;
+}
+
 // Shows loading progress until the API answers, then calls on_ready.
-void LocalServer::Watch(const std::function<void(const BoundPorts&)>& on_ready) {
+void LocalServer::Watch(const std::function<void(const ReadyServer&)>& on_ready) {
   const bool show = !settings_.quiet && isatty(STDERR_FILENO) != 0;
   const WorkerProbe gpu(WorkerProbe::Kind::kGpuWorker, plan_.gpu_address);
   const auto key = ClientApiKey(settings_.options);
@@ -195,7 +209,7 @@ void LocalServer::Watch(const std::function<void(const BoundPorts&)>& on_ready) 
       }
     } else if (client->Ready(kProbeTimeoutMs).ok()) {
       if (show) std::fputs("\r\033[K", stderr);
-      on_ready(ports);
+      on_ready(Describe(ports));
       return;
     }
     if (show) {
@@ -215,12 +229,12 @@ std::string LocalServer::failure() const {
   return text;
 }
 
-int RunWithServer(const ServeOptions& options, const std::function<int(const BoundPorts&)>& talk) {
+int RunWithServer(const ServeOptions& options, const std::function<int(const ReadyServer&)>& talk) {
   auto server = LocalServer::Create({options, /*quiet=*/true});
   if (!server.ok()) return PrintRefusal(server.status());
   int result = kExitFailure;
-  const int code = (*server)->Run([&](const BoundPorts& ports) {
-    result = talk(ports);
+  const int code = (*server)->Run([&](const ReadyServer& ready) {
+    result = talk(ready);
     (*server)->Stop();
   });
   if (!(*server)->failure().empty()) std::cerr << "tandem: " << (*server)->failure() << "\n";

@@ -17,6 +17,14 @@
 
 namespace tandem {
 
+// A server that answers.
+struct ReadyServer {
+  BoundPorts ports;
+  // What computes the experts (all of a dense model): kernels ("avx512") and threads in all.
+  std::string kernels;
+  uint32_t threads = 0;
+};
+
 class LocalServer {
  public:
   struct Settings {
@@ -36,7 +44,7 @@ class LocalServer {
   // Starts the processes and supervises them until Stop or a signal, on the calling thread.
   // `on_ready` runs once, on a thread of its own, when the API serves the model; progress is shown
   // on stderr unless quiet. Returns the exit code.
-  int Run(const std::function<void(const BoundPorts&)>& on_ready);
+  int Run(const std::function<void(const ReadyServer&)>& on_ready);
   void Stop() { supervisor_->Stop(); }
 
   // Why it ended early, with the last log lines of a quiet run.
@@ -45,7 +53,8 @@ class LocalServer {
  private:
   LocalServer() = default;
   absl::Status KeepWeights(std::string_view huge_pages, const std::vector<uint64_t>& expert_bytes);
-  void Watch(const std::function<void(const BoundPorts&)>& on_ready);
+  void Watch(const std::function<void(const ReadyServer&)>& on_ready);
+  ReadyServer Describe(const BoundPorts& ports) const;
 
   Settings settings_;
   std::string report_;
@@ -59,7 +68,7 @@ class LocalServer {
 
 // Starts a server of these options, runs `talk` when it is ready, stops it. Returns talk's exit
 // code, or that of a server that could not be started or ended, with the reason on stderr.
-int RunWithServer(const ServeOptions& options, const std::function<int(const BoundPorts&)>& talk);
+int RunWithServer(const ServeOptions& options, const std::function<int(const ReadyServer&)>& talk);
 
 // The key that our own client uses: the given one, else the first of the key file, else none.
 absl::StatusOr<std::string> ClientApiKey(const ServeOptions& options);

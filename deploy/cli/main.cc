@@ -24,7 +24,8 @@ int Serve(const ServeOptions& options) {
   auto server = LocalServer::Create({options, /*quiet=*/false});
   if (!server.ok()) return PrintRefusal(server.status());
   std::cerr << (*server)->report() << std::flush;
-  const int code = (*server)->Run([&](const BoundPorts& ports) {
+  const int code = (*server)->Run([&](const ReadyServer& ready) {
+    const BoundPorts& ports = ready.ports;
     std::cerr << absl::StrCat("ready      http://", options.host, ":", ports.http, "/v1  grpc ",
                               options.host, ":", ports.grpc, "  metrics http://", options.host, ":",
                               ports.metrics, "/metrics\n")
@@ -41,9 +42,9 @@ struct AskOptions {
 };
 
 int WithClient(const ServeOptions& options, const std::function<int(GenerateClient&)>& talk) {
-  return RunWithServer(options, [&](const BoundPorts& ports) {
+  return RunWithServer(options, [&](const ReadyServer& ready) {
     const auto key = ClientApiKey(options);
-    GenerateClient client(absl::StrCat("127.0.0.1:", ports.grpc), key.ok() ? *key : "");
+    GenerateClient client(absl::StrCat("127.0.0.1:", ready.ports.grpc), key.ok() ? *key : "");
     return talk(client);
   });
 }

@@ -14,7 +14,7 @@ namespace pb = worker::v1;
 
 template <typename Response>
 LoadState FromInfo(const Response& info) {
-  return {info.loaded_bytes(), info.total_bytes(), info.ready(), info.isa()};
+  return {info.loaded_bytes(), info.total_bytes(), info.ready(), info.isa(), info.threads()};
 }
 
 }  // namespace

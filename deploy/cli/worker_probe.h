@@ -14,6 +14,7 @@ struct LoadState {
   uint64_t total_bytes = 0;
   bool ready = false;
   std::string kernels;  // "avx512"
+  uint32_t threads = 0;
 };
 
 class WorkerProbe {

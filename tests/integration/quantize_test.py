@@ -46,6 +46,10 @@ class Quantize(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             results[name] = json.loads(report.read_text())
             print(done.stdout)
+            for speed in ("prompt_tokens_per_second", "answer_tokens_per_second", "tokens_per_second"):
+                self.assertGreater(results[name][speed], 0)
+            self.assertGreaterEqual(results[name]["threads"], 1)
+            self.assertIn(f'{results[name]["kernels"]} kernels', done.stdout)
         stated = json.loads((harness.TINY / "eval.json").read_text())["reference_perplexity"]
         self.assertAlmostEqual(results["bf16"]["perplexity"], stated, delta=0.002)
         self.assertGreater(results["bf16"]["expert_bytes"], 1.9 * results["int8"]["expert_bytes"])

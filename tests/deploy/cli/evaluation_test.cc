@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "deploy/cli/eval_command.h"
 #include "tests/testing/temp_dir.h"
 
 namespace tandem {
@@ -49,11 +50,14 @@ class FakeServer {
     } else if (body.at("prompt") == "<s>call") {
       choice["text"] = "called";
     }
-    return EvalJson{{"choices", {choice}}};
+    EvalJson answer = {{"choices", {choice}}};
+    if (with_usage) answer["usage"] = {{"prompt_tokens", 7}, {"completion_tokens", 3}};
+    return answer;
   }
 
   std::atomic<int> calls{0};
   size_t missing_logprobs = 0;
+  bool with_usage = true;
 };
 
 EvalSettings Settings() {
@@ -89,6 +93,8 @@ TEST(Evaluation, CountsRightAnswersByTaskAndAveragesLogProbabilities) {
   EXPECT_EQ(result->tasks[1].right, 1);
   EXPECT_EQ(result->Total().right, 2);
   EXPECT_GT(result->tokens_per_second, 0);
+  EXPECT_GT(result->prompt_tokens_per_second.value_or(0), 0);
+  EXPECT_GT(result->answer_tokens_per_second.value_or(0), 0);
   EXPECT_EQ(shown, 5u);
 }
 
@@ -103,6 +109,8 @@ TEST(Evaluation, SetsMayLackOneFile) {
       Settings());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_FALSE(result->perplexity.has_value());
+  EXPECT_FALSE(result->prompt_tokens_per_second.has_value());
+  EXPECT_TRUE(result->answer_tokens_per_second.has_value());
 }
 
 TEST(Evaluation, ErrorOfTheServerEndsItEarly) {
@@ -133,10 +141,41 @@ TEST(Evaluation, AnswersWithoutWhatWasAskedForAreRefused) {
   server.missing_logprobs = 1;
   const auto ask = [&](const auto& path, const auto& body) { return server.Ask(path, body); };
   EXPECT_FALSE(Evaluate(*sets, ask, Settings()).ok());
+  FakeServer uncounted;
+  uncounted.with_usage = false;
+  const absl::Status status =
+      Evaluate(
+          *sets, [&](const auto& path, const auto& body) { return uncounted.Ask(path, body); },
+          Settings())
+          .status();
+  EXPECT_NE(status.message().find("usage"), std::string::npos) << status;
   const auto empty = [&](const auto&, const auto&) -> absl::StatusOr<EvalJson> {
     return EvalJson::object();
   };
   EXPECT_FALSE(Evaluate(*sets, empty, Settings()).ok());
+}
+
+TEST(EvalReport, SpeedsStandBesideWhatTheyWereMeasuredWith) {
+  EvalReport report;
+  report.model = "m";
+  report.experts = {"int4 g32", 5 << 20};
+  report.streams = 8;
+  report.result.prompt_tokens_per_second = 1234;
+  report.result.tokens_per_second = 56;
+  const std::string unknown = FormatEvalTable(report);
+  EXPECT_EQ(unknown.find("threads"), std::string::npos) << unknown;
+  EXPECT_TRUE(EvalToJson(report)["threads"].is_null());
+  report.kernels = "avx512";
+  report.threads = 2;
+  const std::string text = FormatEvalTable(report);
+  EXPECT_NE(text.find("avx512 kernels, 2 threads; prompts and answers 8 at a time"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("5.00 MiB       1234          -         56"), std::string::npos) << text;
+  const EvalJson json = EvalToJson(report);
+  EXPECT_EQ(json["threads"], 2);
+  EXPECT_EQ(json["prompt_tokens_per_second"], 1234);
+  EXPECT_TRUE(json["answer_tokens_per_second"].is_null());
 }
 
 TEST(LoadEvalSets, RefusesByFileAndLine) {

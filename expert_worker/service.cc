@@ -92,7 +92,7 @@ grpc::Status ExpertWorkerService::GetInfo(grpc::ServerContext*,
   const ExpertWorker::Options& options = worker_->options();
   response->set_protocol_version(kWorkerProtocolVersion);
   response->set_version(TANDEM_VERSION);
-  response->set_isa(std::string(IsaName(options.kernels->isa)));
+  response->set_isa(options.kernels->name);
   response->set_threads(static_cast<uint32_t>(options.threads));
   for (int cpu : options.cpus) response->add_cpus(static_cast<uint32_t>(cpu));
   response->set_page_kind(std::string(PageKindName(info.page_kind)));

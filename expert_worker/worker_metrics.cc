@@ -35,7 +35,7 @@ std::vector<prometheus::MetricFamily> WorkerRegistry::Collect() const {
              "Bytes of activations set aside for the link's largest batch",
              static_cast<double>(info.workspace_bytes));
   list.Gauge("tandem_expert_worker_threads", "Threads that compute experts, by kernel table",
-             options.threads, {{"isa", std::string(IsaName(options.kernels->isa))}});
+             options.threads, {{"isa", options.kernels->name}});
   list.Gauge("tandem_expert_worker_pinned_threads", "Threads that sit on the CPU they were given",
              info.pinned_threads);
   list.Gauge("tandem_expert_worker_attached_gpu_workers", "1 while a gpu worker is attached",

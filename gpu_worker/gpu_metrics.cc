@@ -25,7 +25,7 @@ std::vector<prometheus::MetricFamily> GpuRegistry::Collect() const {
   list.Gauge("tandem_gpu_worker_activation_bytes", "Bytes of the buffers of the largest step",
              static_cast<double>(counters.activation_bytes));
   list.Gauge("tandem_gpu_worker_threads", "Threads of the backend, by kernel table",
-             options.threads, {{"isa", std::string(IsaName(options.kernels->isa))}});
+             options.threads, {{"isa", options.kernels->name}});
   list.Counter("tandem_gpu_worker_steps_total", "Steps answered",
                static_cast<double>(counters.steps));
   list.Counter("tandem_gpu_worker_failed_steps_total",

@@ -59,7 +59,7 @@ grpc::Status GpuWorkerService::GetInfo(grpc::ServerContext*, const v1::GetGpuWor
   response->set_protocol_version(kWorkerProtocolVersion);
   response->set_version(TANDEM_VERSION);
   response->set_device("cpu");
-  response->set_isa(std::string(IsaName(options.kernels->isa)));
+  response->set_isa(options.kernels->name);
   response->set_threads(static_cast<uint32_t>(options.threads));
   response->set_link(options.inprocess_experts ? "inprocess" : "shm");
   response->set_ready(state.ready);

@@ -1,7 +1,7 @@
-// AMX (Sapphire Rapids and later): the kernels of avx512_vnni.cc, and tiles where a call has 16
+// AMX (Sapphire Rapids and later): the kernels of avx512_vbmi.cc, and tiles where a call has 16
 // rows or more. Rows beyond a multiple of 16 go to the vector kernels.
 //
-// Arithmetic of the tiles, by format; activations come in the forms of avx512_vnni.cc:
+// Arithmetic of the tiles, by format; activations come in the forms of avx512_vbmi.cc:
 //   BF16, E4M3     BF16 products, F32 sums; the values are exact, as in the vector kernels.
 //   integers, long groups (of 128 inputs, or of 256 and more, or whole rows)
 //                  int8 products. Activations of a span (a group, at most 256 inputs) are rounded
@@ -37,17 +37,8 @@ namespace {
 #include "expert_worker/kernels/avx512_int8.inc"
 #include "expert_worker/kernels/avx512_bf16.inc"
 #include "expert_worker/kernels/amx_gemm.inc"
+#include "expert_worker/kernels/delegate.inc"
 // clang-format on
-
-template <FormatTraits T>
-void GemmOfVectors(const PackedMatrix& w, const GemmCall& call) {
-  kAvx512VnniTable.format(T.format).gemm(w, call);
-}
-
-template <FormatTraits T>
-void GemmExactOfVectors(const PackedMatrix& w, const GemmCall& call) {
-  kAvx512VnniTable.format(T.format).gemm_exact(w, call);
-}
 
 // Whether a scale covers at least two whole tiles of int8.
 bool HasLongGroups(const PackedMatrix& w) {
@@ -57,7 +48,7 @@ bool HasLongGroups(const PackedMatrix& w) {
 
 template <FormatTraits T>
 void Gemm(const PackedMatrix& w, const GemmCall& call) {
-  const GemmFunction few_rows = GemmOfVectors<T>;
+  const GemmFunction few_rows = GemmOf<kAvx512VbmiTable, T>;
   if (call.rows < kTileRows) {
     few_rows(w, call);
   } else if constexpr (T.dot_group == 0) {
@@ -72,32 +63,17 @@ void Gemm(const PackedMatrix& w, const GemmCall& call) {
 template <FormatTraits T>
 constexpr FormatKernels KernelsOf() {
   if constexpr (T.dot_group != 0) {
-    return {T.format, ActivationForm::kInt8, T.dot_group, GemmExactOfVectors<T>, Gemm<T>};
+    return EntryOver<kAvx512VbmiTable, T>(ActivationForm::kInt8, Gemm<T>);
   } else if constexpr (T.codes == CodeStorage::kE4m3 || T.codes == CodeStorage::kBf16) {
-    return {T.format, ActivationForm::kBf16, 0, GemmExactOfVectors<T>, Gemm<T>};
+    return EntryOver<kAvx512VbmiTable, T>(ActivationForm::kBf16, Gemm<T>);
   } else {
-    return {T.format, ActivationForm::kF32, 0, GemmExactOfVectors<T>, GemmOfVectors<T>};
+    return EntryOver<kAvx512VbmiTable, T>(ActivationForm::kF32);
   }
-}
-
-// The function of avx512_vnni.cc's table.
-template <auto kMember, typename... Arguments>
-void OfVectors(Arguments... arguments) {
-  (kAvx512VnniTable.*kMember)(arguments...);
 }
 
 template <size_t... kIndex>
 constexpr KernelTable MakeTable(std::index_sequence<kIndex...>) {
-  return {Isa::kAmx,
-          "amx",
-          {KernelsOf<kFormats[kIndex]>()...},
-          OfVectors<&KernelTable::silu_mul>,
-          OfVectors<&KernelTable::exp>,
-          OfVectors<&KernelTable::add_scaled>,
-          OfVectors<&KernelTable::widen_bf16>,
-          OfVectors<&KernelTable::narrow_bf16>,
-          OfVectors<&KernelTable::quantize>,
-          OfVectors<&KernelTable::clamped_swiglu>};
+  return TableOver<kAvx512VbmiTable>(Isa::kAmx, "amx", KernelsOf<kFormats[kIndex]>()...);
 }
 
 }  // namespace

@@ -45,7 +45,66 @@ struct V {
   static inline F HighHalfToFloat(U pair) {
     return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
   }
+  static inline void Store(float* p, F v) { _mm256_storeu_ps(p, v); }
+  // 2^(b - 127) of 8 bytes, but 0 of 0.
+  static inline F PowersOfTwo(const char* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23));
+  }
   static inline void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+
+  // Sign, four bits of exponent and three of mantissa. The mask stays in memory: a register less
+  // for sums, and a sum that has no register takes thrice as long as the others.
+  static inline F KeepE4m3(__m256i words) {
+    alignas(32) static constexpr uint32_t kMask[8] = {0x87F00000, 0x87F00000, 0x87F00000,
+                                                      0x87F00000, 0x87F00000, 0x87F00000,
+                                                      0x87F00000, 0x87F00000};
+    F kept;
+    __asm__("vpand %1, %2, %0"
+            : "=x"(kept)
+            : "m"(*reinterpret_cast<const __m256i*>(kMask)), "x"(words));
+    return kept;
+  }
+  // Of 32 E4M3 codes, as floats 2^-120 as large: half 0 is bytes 0 and 2 of every four (outputs
+  // 4 * lane and 4 * lane + 2), half 1 bytes 1 and 3. Nine operations on 32 codes; widening bytes
+  // to words and these, as halves, to floats takes twenty.
+  template <uint32_t kHalf>
+  static inline void E4m3(const char* codes, F (&out)[2]) {
+    __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    if constexpr (kHalf == 0) words = _mm256_slli_epi16(words, 8);
+    words = _mm256_srai_epi16(words, 4);
+    out[0] = KeepE4m3(_mm256_slli_epi32(words, 16));
+    out[1] = KeepE4m3(words);
+  }
+  // Of each half of the vectors, rows become columns.
+  static inline void Transpose(F& a, F& b, F& c, F& d) {
+    const __m256d ab0 = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+    const __m256d ab2 = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+    const __m256d cd0 = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+    const __m256d cd2 = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    a = _mm256_castpd_ps(_mm256_unpacklo_pd(ab0, cd0));
+    b = _mm256_castpd_ps(_mm256_unpackhi_pd(ab0, cd0));
+    c = _mm256_castpd_ps(_mm256_unpacklo_pd(ab2, cd2));
+    d = _mm256_castpd_ps(_mm256_unpackhi_pd(ab2, cd2));
+  }
+  // From outputs in order (vector v is 8v .. 8v + 7) to the order of E4m3's two halves.
+  static inline void ToE4m3Order(F (&v)[4]) {
+    F a = _mm256_permute2f128_ps(v[0], v[2], 0x20), b = _mm256_permute2f128_ps(v[0], v[2], 0x31);
+    F c = _mm256_permute2f128_ps(v[1], v[3], 0x20), d = _mm256_permute2f128_ps(v[1], v[3], 0x31);
+    Transpose(a, b, c, d);
+    v[0] = a;
+    v[1] = c;
+    v[2] = b;
+    v[3] = d;
+  }
+  static inline void FromE4m3Order(F (&v)[4]) {
+    F a = v[0], b = v[2], c = v[1], d = v[3];
+    Transpose(a, b, c, d);
+    v[0] = _mm256_permute2f128_ps(a, b, 0x20);
+    v[1] = _mm256_permute2f128_ps(c, d, 0x20);
+    v[2] = _mm256_permute2f128_ps(a, b, 0x31);
+    v[3] = _mm256_permute2f128_ps(c, d, 0x31);
+  }
 
   static inline F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -117,7 +176,7 @@ struct V {
 #include "expert_worker/kernels/avx2_codes.inc"
 #include "expert_worker/kernels/avx2_rows.inc"
 #include "expert_worker/kernels/avx2_int8.inc"
-#include "expert_worker/kernels/avx2_fp8.inc"
+#include "expert_worker/kernels/fp8_fma.inc"
 // clang-format on
 
 // Plain elements are multiplied as they are: their exact kernel is the fastest there is.

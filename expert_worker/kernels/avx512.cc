@@ -1,4 +1,5 @@
-// AVX-512 (F, BW, VL, DQ): a panel of 32 outputs is two vectors.
+// AVX-512 (F, BW, VL, DQ; Skylake-X and later): multiply-adds of F32. Without VNNI the integer
+// formats are left to the kernels of avx2.cc.
 
 #include <utility>
 
@@ -17,11 +18,19 @@ namespace {
 #include "expert_worker/kernels/avx512_vector.inc"
 #include "expert_worker/kernels/exact.inc"
 #include "expert_worker/kernels/elementwise.inc"
+#include "expert_worker/kernels/fp8_fma.inc"
+#include "expert_worker/kernels/delegate.inc"
 // clang-format on
 
 template <FormatTraits T>
 constexpr FormatKernels KernelsOf() {
-  return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+  if constexpr (T.dot_group != 0) {
+    return {T.format, ActivationForm::kInt8, T.dot_group, GemmExact<T>, GemmOf<kAvx2Table, T>};
+  } else if constexpr (T.codes == CodeStorage::kE4m3) {
+    return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmFp8<T>};
+  } else {
+    return {T.format, ActivationForm::kF32, 0, GemmExact<T>, GemmExact<T>};
+  }
 }
 
 template <size_t... kIndex>

@@ -10,6 +10,8 @@ extern const KernelTable kRefTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512VnniTable;
+extern const KernelTable kAvx512Bf16Table;
+extern const KernelTable kAvx512VbmiTable;
 extern const KernelTable kAmxTable;
 
 }  // namespace tandem::kernels

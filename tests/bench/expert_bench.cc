@@ -207,7 +207,7 @@ class ExpertBench {
       std::fprintf(stderr, "%s: %s\n", format.name, runner.status().ToString().c_str());
       return false;
     }
-    const PeakProbe* instruction = InstructionOf(*table_, features_, format.format, flags_.parity);
+    const PeakProbe* instruction = InstructionOf(*table_, format.format, flags_.parity);
     std::printf("%s %s: %u x %u, top %u of %u experts of %.2f MB, %u layers, %s pages, %s\n",
                 shape.name, format.name, shape.hidden, shape.intermediate, shape.top_k,
                 options.shape.experts, static_cast<double>((*runner)->expert_bytes()) * 1e-6,

@@ -28,20 +28,21 @@ TEST(Roof, IsTheLaterOfMemoryAndCompute) {
 }
 
 TEST(InstructionOf, FollowsTableAndWidthOfCodes) {
-  CpuFeatures features;
-  features.avx2 = true;
-  const auto on_avx2 = [&](WeightFormat format) {
-    return InstructionOf(kernels::kAvx2Table, features, format, false);
+  const auto on = [](const kernels::KernelTable& table, WeightFormat format) {
+    return InstructionOf(table, format, false);
   };
-  EXPECT_EQ(on_avx2(WeightFormat::kInt4F16), &kAvx2Maddubs4);
-  EXPECT_EQ(on_avx2(WeightFormat::kInt8F16), &kAvx2Maddwd);
-  EXPECT_EQ(on_avx2(WeightFormat::kQ6K), &kAvx2Maddubs2);
-  EXPECT_EQ(on_avx2(WeightFormat::kBf16), &kAvx2Fma);
-  EXPECT_EQ(InstructionOf(kernels::kAvx2Table, features, WeightFormat::kQ4K, true), &kAvx2Fma);
-  EXPECT_EQ(InstructionOf(kernels::kRefTable, features, WeightFormat::kQ4K, false), nullptr);
-  features.avx512 = features.avx512_vnni = features.avx512_bf16 = true;
-  EXPECT_EQ(InstructionOf(kernels::kAvx512VnniTable, features, WeightFormat::kQ4K, false),
-            &kAvx512Vpdpbusd);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kInt4F16), &kAvx2Maddubs4);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kInt8F16), &kAvx2Maddwd);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kIq4Nl), &kAvx2Maddwd);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kQ6K), &kAvx2Maddubs2);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kBf16), &kAvx2Fma);
+  EXPECT_EQ(InstructionOf(kernels::kAvx2Table, WeightFormat::kQ4K, true), &kAvx2Fma);
+  EXPECT_EQ(InstructionOf(kernels::kRefTable, WeightFormat::kQ4K, false), nullptr);
+  EXPECT_EQ(on(kernels::kAvx512Table, WeightFormat::kQ4K), &kAvx2Maddubs4);
+  EXPECT_EQ(on(kernels::kAvx512Table, WeightFormat::kFp8), &kAvx512Fma);
+  EXPECT_EQ(on(kernels::kAvx512VnniTable, WeightFormat::kQ4K), &kAvx512Vpdpbusd);
+  EXPECT_EQ(on(kernels::kAvx512VnniTable, WeightFormat::kBf16), &kAvx512Fma);
+  EXPECT_EQ(on(kernels::kAvx512VbmiTable, WeightFormat::kFp8), &kAvx512Vdpbf16);
 }
 
 class RandomExpertsOf : public ::testing::TestWithParam<FormatCase> {};

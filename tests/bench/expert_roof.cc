@@ -1,10 +1,14 @@
 #include "tests/bench/expert_roof.h"
 
+#include "expert_worker/kernels/tables.h"
+
 namespace tandem::bench {
 namespace {
 
-const PeakProbe* Avx2Int8(kernels::CodeStorage codes) {
-  switch (codes) {
+// Codes of IQ4 reach 255 as those of 8 bits do: neither adds up in 16 bits.
+const PeakProbe* Avx2Int8(const kernels::FormatTraits& format) {
+  if (format.map == kernels::CodeMap::kIq4Nl) return &kAvx2Maddwd;
+  switch (format.codes) {
     case kernels::CodeStorage::k8:
       return &kAvx2Maddwd;
     case kernels::CodeStorage::k6:
@@ -14,29 +18,22 @@ const PeakProbe* Avx2Int8(kernels::CodeStorage codes) {
   }
 }
 
-const PeakProbe* Avx512Int8(kernels::CodeStorage codes, const CpuFeatures& features) {
-  if (features.avx512_vnni) return &kAvx512Vpdpbusd;
-  return codes == kernels::CodeStorage::k8 ? &kAvx512Maddwd : &kAvx512Maddubs4;
-}
-
 }  // namespace
 
-const PeakProbe* InstructionOf(const kernels::KernelTable& table, const CpuFeatures& features,
-                               WeightFormat format, bool exact) {
+const PeakProbe* InstructionOf(const kernels::KernelTable& table, WeightFormat format, bool exact) {
   using kernels::ActivationForm;
   if (table.isa == Isa::kRef) return nullptr;
   const bool avx2 = table.isa == Isa::kAvx2;
   const ActivationForm form = exact ? ActivationForm::kF32 : table.format(format).form;
-  const kernels::CodeStorage codes = kernels::TraitsOf(format).codes;
   switch (form) {
     case ActivationForm::kF32:
       return avx2 ? &kAvx2Fma : &kAvx512Fma;
     case ActivationForm::kBf16:
-      if (table.isa == Isa::kAmx) return &kAmxBf16;
-      return features.avx512_bf16 && !avx2 ? &kAvx512Vdpbf16 : avx2 ? &kAvx2Fma : &kAvx512Fma;
+      return table.isa == Isa::kAmx ? &kAmxBf16 : &kAvx512Vdpbf16;
     case ActivationForm::kInt8:
       if (table.isa == Isa::kAmx) return &kAmxInt8;
-      return avx2 ? Avx2Int8(codes) : Avx512Int8(codes, features);
+      return avx2 || &table == &kernels::kAvx512Table ? Avx2Int8(kernels::TraitsOf(format))
+                                                      : &kAvx512Vpdpbusd;
   }
   return nullptr;
 }

@@ -5,16 +5,14 @@
 
 #include <cstdint>
 
-#include "common/hw/cpu_features.h"
 #include "expert_worker/kernels/kernel_table.h"
 #include "tests/bench/peak_probes.h"
 
 namespace tandem::bench {
 
-// The instruction that does the multiply-adds of `table`'s kernel for a format on a machine of
-// `features`; null for the scalar table, which has no peak. `exact` means the parity kernel.
-const PeakProbe* InstructionOf(const kernels::KernelTable& table, const CpuFeatures& features,
-                               WeightFormat format, bool exact);
+// The instruction that does the multiply-adds of `table`'s kernel for a format; null for the scalar
+// table, which has no peak. `exact` means the parity kernel.
+const PeakProbe* InstructionOf(const kernels::KernelTable& table, WeightFormat format, bool exact);
 
 struct RoofInput {
   double bytes = 0;  // of the distinct experts

@@ -351,19 +351,45 @@ TEST_P(EveryTable, NarrowRoundsTiesToEvenAndKeepsNan) {
 }
 
 TEST(SelectKernelTable, TakesTheBestWithinCapAndFeatures) {
-  CpuFeatures all;
-  all.avx2 = all.avx512 = true;
-  EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAvx512Table);
-  all.amx_tile = all.amx_int8 = all.amx_bf16 = true;
-  EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAvx512Table);  // tiles leave rows to VNNI
-  all.avx512_vnni = all.avx512_bf16 = all.avx512_vbmi = true;
-  EXPECT_EQ(SelectKernelTable(Isa::kAmx, all), &kAmxTable);
-  EXPECT_EQ(SelectKernelTable(Isa::kAvx512, all), &kAvx512VnniTable);
-  EXPECT_EQ(SelectKernelTable(Isa::kAvx2, all), &kAvx2Table);
-  EXPECT_EQ(SelectKernelTable(Isa::kRef, all), &kRefTable);
-  CpuFeatures none;
-  EXPECT_EQ(SelectKernelTable(Isa::kAmx, none), &kRefTable);
+  CpuFeatures cpu;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kRefTable);
+  cpu.avx2 = true;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx2Table);
+  cpu.avx512 = true;  // Skylake-X
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx512Table);
+  cpu.avx512_vbmi = true;  // Cannon Lake
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx512Table);
+  cpu.avx512_vnni = true;  // Ice Lake; Cascade Lake without VBMI
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx512VnniTable);
+  cpu.avx512_vbmi = false;
+  cpu.avx512_bf16 = true;  // Cooper Lake
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx512Bf16Table);
+  cpu.amx_tile = cpu.amx_int8 = cpu.amx_bf16 = true;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAvx512Bf16Table);  // tiles leave rows to VBMI
+  cpu.avx512_vbmi = true;
+  EXPECT_EQ(SelectKernelTable(Isa::kAmx, cpu), &kAmxTable);
+  EXPECT_EQ(SelectKernelTable(Isa::kAvx512, cpu), &kAvx512VbmiTable);
+  EXPECT_EQ(SelectKernelTable(Isa::kAvx2, cpu), &kAvx2Table);
+  EXPECT_EQ(SelectKernelTable(Isa::kRef, cpu), &kRefTable);
   EXPECT_EQ(AllKernelTables().back(), &kRefTable);
+}
+
+// Each table's own kernels, and the form of what it takes over.
+TEST(SelectKernelTable, FormsFollowTheInstructions) {
+  const auto form = [](const KernelTable& table, WeightFormat format) {
+    return table.format(format).form;
+  };
+  for (const KernelTable* table : AllKernelTables()) {
+    if (table->isa == Isa::kRef) continue;
+    SCOPED_TRACE(table->name);
+    const bool bf16 = table != &kAvx2Table && table != &kAvx512Table && table != &kAvx512VnniTable;
+    const bool fp8 = table == &kAvx512VbmiTable || table == &kAmxTable;
+    EXPECT_EQ(form(*table, WeightFormat::kQ4K), ActivationForm::kInt8);
+    EXPECT_EQ(form(*table, WeightFormat::kBf16),
+              bf16 ? ActivationForm::kBf16 : ActivationForm::kF32);
+    EXPECT_EQ(form(*table, WeightFormat::kFp8), fp8 ? ActivationForm::kBf16 : ActivationForm::kF32);
+    EXPECT_EQ(form(*table, WeightFormat::kF16), ActivationForm::kF32);
+  }
 }
 
 }  // namespace

@@ -145,8 +145,19 @@ def embed_flags():
 INSTRUCTIONS = {
     "avx2": {"vpmaddubsw", "vfmadd231ps"},
     "avx512": {"vfmadd231ps"},
-    "avx512_vnni": {"vpdpbusd", "vdpbf16ps"},
+    "avx512_vnni": {"vpdpbusd"},
+    "avx512_bf16": {"vdpbf16ps"},
+    "avx512_vbmi": {"vdpbf16ps"},
     "amx": {"ldtilecfg", "tileloadd", "tilestored", "tilezero", "tdpbsud", "tdpbf16ps", "tilerelease"},
+}
+
+# What only these may use.
+ONLY_IN = {
+    "vpdpbusd": ("avx512_vnni", "avx512_bf16", "avx512_vbmi", "amx"),
+    "vdpbf16ps": ("avx512_bf16", "avx512_vbmi", "amx"),
+    "vpermi2b": ("avx512_vbmi", "amx"),
+    "vpermt2b": ("avx512_vbmi", "amx"),
+    "vpermb": ("avx512_vbmi", "amx"),
 }
 
 
@@ -166,6 +177,8 @@ def check_symbols(_root, build):
         found, zmm, ymm = instructions_of(path)
         for missing in sorted(INSTRUCTIONS.get(name, set()) - found):
             yield f"{path.name}: no {missing}"
+        for foreign in sorted(i for i in found if name not in ONLY_IN.get(i, (name,))):
+            yield f"{path.name}: uses {foreign}"
         if zmm and not name.startswith(("avx512", "amx")):
             yield f"{path.name}: uses registers of AVX-512"
         if ymm and name not in INSTRUCTIONS:

@@ -187,7 +187,7 @@ TEST_P(AmxTiles, KeepNanAndInfinityInTheirRows) {
 // The engine prepares activations for the table; the tail of a call goes to the vector kernels.
 TEST_P(AmxTiles, TakeTheActivationsOfTheVectorKernels) {
   const FormatKernels& tiles = Table().format(GetParam());
-  const FormatKernels& vectors = kEmulatedAvx512VnniTable.format(GetParam());
+  const FormatKernels& vectors = kEmulatedAvx512VbmiTable.format(GetParam());
   EXPECT_EQ(tiles.form, vectors.form);
   EXPECT_EQ(tiles.dot_group, vectors.dot_group);
 }

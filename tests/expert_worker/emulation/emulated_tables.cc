@@ -6,7 +6,8 @@
 namespace tandem::kernels {
 namespace {
 
-constexpr const KernelTable* kTables[] = {&kEmulatedAmxTable, &kEmulatedAvx512VnniTable,
+constexpr const KernelTable* kTables[] = {&kEmulatedAmxTable, &kEmulatedAvx512VbmiTable,
+                                          &kEmulatedAvx512Bf16Table, &kEmulatedAvx512VnniTable,
                                           &kEmulatedAvx512Table};
 
 }  // namespace

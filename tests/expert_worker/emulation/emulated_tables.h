@@ -1,6 +1,6 @@
 #pragma once
 
-// The tables of avx512.cc, avx512_vnni.cc and amx.cc, compiled against emulated intrinsics.
+// The tables of the AVX-512 files and of amx.cc, compiled against emulated intrinsics.
 
 #include "expert_worker/kernels/kernel_table.h"
 
@@ -8,6 +8,8 @@ namespace tandem::kernels {
 
 extern const KernelTable kEmulatedAvx512Table;
 extern const KernelTable kEmulatedAvx512VnniTable;
+extern const KernelTable kEmulatedAvx512Bf16Table;
+extern const KernelTable kEmulatedAvx512VbmiTable;
 extern const KernelTable kEmulatedAmxTable;
 
 }  // namespace tandem::kernels

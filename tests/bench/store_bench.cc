@@ -23,6 +23,7 @@
 #include "common/hw/topology.h"
 #include "common/shm/unique_fd.h"
 #include "expert_worker/engine/packed_file.h"
+#include "expert_worker/engine/store_mapping.h"
 #include "tests/bench/random_experts.h"
 
 namespace tandem::bench {
@@ -76,9 +77,10 @@ double PlainRead(const std::string& path, uint64_t bytes, const Flags& flags) {
   const auto memory = CreateMemfd("plain", bytes, HugePages::kAuto);
   TANDEM_CHECK(memory.ok());
   const shm::UniqueFd memory_fd(memory->fd);
-  char* base = static_cast<char*>(
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd.get(), 0));
-  if (SharedTransparentAllowed()) madvise(base, bytes, MADV_HUGEPAGE);
+  const auto mapping = expert::StoreMapping::Map(memory_fd.get(), bytes, PROT_READ | PROT_WRITE);
+  TANDEM_CHECK(mapping.ok());
+  mapping->MakeHugePages(memory_fd.get());
+  char* const base = mapping->base();
   constexpr uint64_t kPiece = uint64_t{1} << 20;
   oneapi::tbb::task_arena arena(flags.threads);
   arena.execute([&] {
@@ -88,9 +90,7 @@ double PlainRead(const std::string& path, uint64_t bytes, const Flags& flags) {
                    static_cast<ssize_t>(length));
     });
   });
-  const double seconds = Seconds(start);
-  munmap(base, bytes);
-  return seconds;
+  return Seconds(start);
 }
 
 double LoadStore(const std::string& path, const expert::StoreSpec& spec, const Flags& flags) {

@@ -65,7 +65,7 @@ const std::string& Intact() {
   static const std::string bytes = [] {
     const tandem::shm::UniqueFd fd(memfd_create("intact", MFD_CLOEXEC));
     LoadProgress progress;
-    TANDEM_CHECK(WeightStore::Pack(fd.get(), Spec(), Numbers(), 1, &progress).ok());
+    TANDEM_CHECK(WeightStore::Pack(fd.get(), Spec(), Numbers(), {.threads = 1}, &progress).ok());
     std::string all(static_cast<size_t>(lseek(fd.get(), 0, SEEK_END)), '\0');
     TANDEM_CHECK(pread(fd.get(), all.data(), all.size(), 0) == static_cast<ssize_t>(all.size()));
     TANDEM_CHECK(WeightStore::Attach(FileOf(all).get(), Spec()).ok());

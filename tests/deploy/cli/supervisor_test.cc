@@ -114,7 +114,9 @@ TEST_F(SupervisorTest, KillsAProcessThatStopsAnswering) {
 }
 
 TEST_F(SupervisorTest, GivesUpOnAnExitThatRestartingCannotMend) {
-  Supervisor supervisor(options_, {Shell("good", "exec sleep 60"), Shell("bad", "exit 4")});
+  // The good one is to be seen running first.
+  const std::string wait = "until [ -s " + dir_ + "/good ]; do sleep 0.01; done; exit 4";
+  Supervisor supervisor(options_, {Shell("good", "exec sleep 60"), Shell("bad", wait)});
   ASSERT_TRUE(supervisor.Start().ok());
   EXPECT_EQ(supervisor.Run(), kExitBadModel);
   EXPECT_THAT(supervisor.failure(), ::testing::HasSubstr("bad ended with exit code 4"));

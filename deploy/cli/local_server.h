@@ -20,7 +20,7 @@ namespace tandem {
 // A server that answers.
 struct ReadyServer {
   BoundPorts ports;
-  // What computes the experts (all of a dense model): kernels ("avx512") and threads in all.
+  // What computes the experts (all of a dense model): kernels ("avx512_vbmi") and threads in all.
   std::string kernels;
   uint32_t threads = 0;
 };

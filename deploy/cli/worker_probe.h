@@ -13,7 +13,7 @@ struct LoadState {
   uint64_t loaded_bytes = 0;
   uint64_t total_bytes = 0;
   bool ready = false;
-  std::string kernels;  // "avx512"
+  std::string kernels;  // "avx512_vbmi"
   uint32_t threads = 0;
 };
 

@@ -69,7 +69,7 @@ uint32_t PanelsPerTask(uint32_t panels, int threads);
 kernels::PackedMatrix PrepareGateUp(const WeightStore& store, uint32_t layer, uint32_t expert,
                                     uint32_t segment, float* sums, kernels::GemmCall* call);
 
-// y[width] = the activation of gate sums [width], then up sums [width].
+// y[width] = the activation of gate sums [width], then up sums [width]; y may be `sums`.
 void Activate(const kernels::KernelTable& table, const kernels::SwigluClamp& clamp,
               const float* sums, uint32_t width, float* y);
 

@@ -6,9 +6,10 @@
 //
 // Two plans, chosen a batch:
 //   fused  A task is (expert, run of segments): gate and up, activation, then down of the same
-//          segment into the thread's own F32 sums [rows, hidden]. One barrier and a reduction by
-//          columns follow. Weights are read as one stream; nothing but the sums leaves the caches
-//          of a core. For rows whose sums about fit in the L2 cache, and more on few threads.
+//          segments into the thread's own F32 sums [rows, hidden]. One barrier and a reduction by
+//          columns follow. With one or two rows of an expert its weights are read as one stream;
+//          nothing but the sums leaves the caches of a core. For rows whose sums about fit in the
+//          L2 cache, and more on few threads.
 //   tiled  Gate and up by (expert, segments) into activations of all picks; a barrier; down by
 //          output panels over all experts, straight into the results, whose columns belong to one
 //          task. A down sum stays in registers over all segments.

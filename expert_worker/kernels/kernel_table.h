@@ -91,7 +91,7 @@ struct GemmCall {
   uint32_t panel_begin;
   uint32_t panel_end;
   bool accumulate;
-  // What the caller multiplies next, or null: fetched while this call computes.
+  // What the caller multiplies next, or null: a kernel may fetch it while it computes.
   const void* next;
 };
 
@@ -121,7 +121,7 @@ struct KernelTable {
   Isa isa;
   const char* name;
   FormatKernels formats[kFormatCount];
-  // y[i] = g[i] / (1 + exp(-g[i])) * u[i]; within 3 ulp of the exact value.
+  // y[i] = g[i] / (1 + exp(-g[i])) * u[i]; within 3 ulp of the exact value. y may be g.
   void (*silu_mul)(const float* g, const float* u, float* y, size_t n);
   // y[i] = exp(x[i]), within 1.05 ulp; 0 and infinity beyond F32's range.
   void (*exp)(const float* x, float* y, size_t n);
@@ -135,7 +135,7 @@ struct KernelTable {
   // group; one group of NaN or infinities has a NaN scale, so that the row's results are NaN.
   void (*quantize)(const float* x, size_t n, uint32_t group, int8_t* q, float* scale,
                    float* scaled_sum, int32_t* sum);
-  // REQUIRES: clamp.limit > 0.
+  // y may be g. REQUIRES: clamp.limit > 0.
   void (*clamped_swiglu)(const SwigluClamp& clamp, const float* g, const float* u, float* y,
                          size_t n);
 

@@ -80,13 +80,35 @@ void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier
     const bool run_deferred = code == RefuseCode::kAccepted && has_deferred_;
     const shm::ExpertBatch batch = batch_;
     barrier->Wait(meet_policy_);
+    if (thread == header_thread_ && code == RefuseCode::kAccepted) {
+      const int64_t now_ns = shm::NowNs();
+      StoreTimes(batch, now_ns, now_ns);
+    }
     const uint16_t reply = shm::MakeReply(sequence, static_cast<uint32_t>(code));
     for (const uint32_t pair : pairs_of_thread_[thread]) {
       shm::StoreReply(view_.pair(pair)->done_seq, view_.slot_index(sequence), reply);
       shm::DoneBell(view_.pair(pair)).Ring(sequence);
     }
-    if (run_deferred) handler->RunDeferred(batch, thread, options_.threads);
+    if (run_deferred) RunDeferred(handler, batch, thread);
   }
+}
+
+void LinkAttachment::RunDeferred(shm::BatchHandler* handler, const shm::ExpertBatch& batch,
+                                 int thread) {
+  const int64_t reply_ns = shm::NowNs();
+  handler->RunDeferred(batch, thread, options_.threads);
+  // The others end about then too: they share the work.
+  if (thread == header_thread_) StoreTimes(batch, reply_ns, shm::NowNs());
+}
+
+// `step` is the last word stored: an entry that is half of another step has the old one.
+void LinkAttachment::StoreTimes(const shm::ExpertBatch& batch, int64_t reply_ns,
+                                int64_t end_ns) const {
+  shm::StoreWords(view_.times(batch.lane, batch.layer),
+                  shm::TimesEntry{.begin_ns = static_cast<uint64_t>(begin_ns_),
+                                  .reply_ns = static_cast<uint64_t>(reply_ns),
+                                  .end_ns = static_cast<uint64_t>(end_ns),
+                                  .step = batch.step});
 }
 
 bool LinkAttachment::AwaitRing(uint64_t sequence, int thread, shm::TeamBarrier* barrier) {
@@ -153,6 +175,7 @@ void LinkAttachment::TakeSlot(uint64_t sequence) {
   const shm::BatchLimits& limits = view_.layout().limits;
   const shm::SlotHeader header = shm::CopyOnce(*view_.header(sequence));
   shm::ControlPage* control = view_.control();
+  begin_ns_ = shm::NowNs();
   shm::AddRelaxed(control->expert_ticks.value, 1);
   bad_pick_.store(false, std::memory_order_relaxed);
   split_picks_ = false;

@@ -67,6 +67,8 @@ class LinkAttachment {
   void RunBatch(shm::BatchHandler* handler, shm::TeamBarrier* barrier, uint64_t sequence,
                 int thread);
   shm::RefuseCode Outcome(LinkCounters* counters, int thread);
+  void RunDeferred(shm::BatchHandler* handler, const shm::ExpertBatch& batch, int thread);
+  void StoreTimes(const shm::ExpertBatch& batch, int64_t reply_ns, int64_t end_ns) const;
 
   shm::Segment segment_;
   const shm::SegmentView view_;
@@ -83,6 +85,7 @@ class LinkAttachment {
   shm::RefuseCode code_ = shm::RefuseCode::kAccepted;
   bool split_picks_ = false;
   bool has_deferred_ = false;
+  int64_t begin_ns_ = 0;  // the header thread's own
 
   // Two sets by turns: the deferred picks of a batch are still read while the next slot is taken.
   std::unique_ptr<uint16_t[]> ids_;

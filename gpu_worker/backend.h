@@ -221,6 +221,39 @@ struct RouterArgs {
 
 inline constexpr uint16_t kNoExpert = 0xFFFF;
 
+// How much of a token's routed experts a step may defer to the next layer (Expert Deferral).
+// Device memory: it may change from step to step.
+struct DeferralLimits {
+  int32_t max_deferred = 0;  // experts of a token and layer; 0: none
+  float max_mass = 0;        // share of the token's router weight, 0 to 1
+};
+
+// What SplitPicks did with one row.
+struct PickSums {
+  float deferred_mass = 0;  // share of the row's router weight, 0 to 1
+  uint16_t deferred = 0;    // picks
+  uint16_t resident = 0;
+};
+
+// Splits router picks three ways: experts resident on the device, experts of the expert workers,
+// and of these the ones whose sums may come a layer late. In ascending order of weight (ties: the
+// later rank first) a pick that is not resident is deferred while fewer than max_deferred are and
+// their weights sum to at most max_mass of the row's.
+struct SplitPicksArgs {
+  Rows rows;
+  const uint16_t* ids = nullptr;   // [rows, top_k] of Router
+  const float* weights = nullptr;  // [rows, top_k]
+  int experts = 0;
+  int top_k = 0;
+  const uint16_t* slot_of_expert = nullptr;  // [experts], kNoExpert: not resident; null: none is
+  const DeferralLimits* limits = nullptr;    // null: nothing is deferred
+  const uint8_t* may_defer = nullptr;        // [rows]: rows with 0 defer nothing; null: all may
+  uint16_t* worker_ids = nullptr;            // [rows, top_k]: `ids` without residents
+  uint16_t* resident_slots = nullptr;        // [rows, top_k], kNoExpert elsewhere; null: not wanted
+  uint8_t* deferred = nullptr;               // [rows, top_k], 0 or 1; null: not wanted
+  PickSums* sums = nullptr;                  // [rows]
+};
+
 // The two ends of one layer's routed experts on the CPU side. Wait ADDS the experts' sum to `out`.
 struct ExpertSubmitArgs {
   Rows rows;
@@ -230,6 +263,7 @@ struct ExpertSubmitArgs {
   ConstMatrix x;  // [rows, hidden], ld == hidden
   const uint16_t* ids = nullptr;
   const float* weights = nullptr;
+  const uint8_t* deferred = nullptr;  // [rows, top_k] of SplitPicks; null: nothing is
 };
 struct ExpertWaitArgs {
   Rows rows;
@@ -321,6 +355,8 @@ class Backend {
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
   virtual void RecordEvent(Stream stream, int event) = 0;
   virtual void WaitEvent(Stream stream, int event) = 0;
+  // Writes the device's time, in ns from an origin of its own, when all ops before it are done.
+  virtual void Stamp(int64_t* device_ns) = 0;
 
   virtual void Embed(const EmbedArgs& args) = 0;
   virtual void RmsNorm(const RmsNormArgs& args) = 0;
@@ -334,6 +370,7 @@ class Backend {
   virtual void SiluMul(const SiluMulArgs& args) = 0;
   virtual void Add(const AddArgs& args) = 0;
   virtual void Router(const RouterArgs& args) = 0;
+  virtual void SplitPicks(const SplitPicksArgs& args) = 0;
   virtual void ExpertSubmit(const ExpertSubmitArgs& args) = 0;
   virtual void ExpertWait(const ExpertWaitArgs& args) = 0;
   virtual void GatherRows(const GatherRowsArgs& args) = 0;

@@ -7,6 +7,9 @@
 // and what reads `out`. All threads make the same calls in the same order. `rows` is a device
 // scalar: it is read when the op executes, never at enqueue.
 //
+// Deferred picks: the worker answers with the sum of the others and of what it has carried from the
+// lane's layer before, in the same step; the deferred picks' sum is its carry then.
+//
 // Order: at most one submission of a lane is outstanding (Submit, then Wait, with the same lane and
 // layer); lanes may interleave: Submit A, Submit B, Wait A, Wait B. Every Submit is followed by its
 // Wait, in a failed step too.
@@ -68,6 +71,14 @@ struct Collection {
   Gather gather = Gather::kStore;
 };
 
+// When the expert worker was at what with one layer of one lane: CLOCK_MONOTONIC of its machine,
+// ns. All zero where nothing was measured.
+struct LayerTimes {
+  int64_t begin_ns = 0;  // taken up
+  int64_t reply_ns = 0;  // answered
+  int64_t end_ns = 0;    // its deferred picks done; reply_ns without any
+};
+
 class ExpertLink {
  public:
   virtual ~ExpertLink() = default;
@@ -97,6 +108,9 @@ class ExpertLink {
   // Grows while the experts compute, where the link can tell (heartbeats of long steps). Any
   // thread.
   virtual uint64_t ticks() const { return 0; }
+  // Of the step that has ended last; for its owner, between steps. Of several workers: the first
+  // begin, the last reply and end.
+  virtual LayerTimes layer_times(uint32_t lane, uint32_t layer) const = 0;
 };
 
 }  // namespace tandem::gpu

@@ -80,6 +80,8 @@ absl::StatusOr<SegmentLayout> ComputeLayout(const BatchLimits& limits, uint32_t 
   Cursor segment;
   segment.Take(1, sizeof(ControlPage), kPageBytes);
   layout.pairs_offset = segment.Take(kMaxPairs, sizeof(PairLines), kPageBytes);
+  layout.times_offset =
+      segment.Take(uint64_t{limits.lanes} * limits.num_layers, sizeof(TimesEntry), kLineBytes);
   layout.slots_offset = segment.Take(slots, layout.slot_bytes, kPageBytes);
   layout.segment_bytes = segment.Align(kPageBytes);
   if (slot.overflow() || segment.overflow() || layout.segment_bytes > kMaxSegmentBytes) {

@@ -1,6 +1,6 @@
 // The bytes of a link segment: what both processes map, and nothing else.
 //
-//   [control page 4096][pair lines kMaxPairs * 512][slot 0][slot 1] ... [slot slots-1]
+//   [control page 4096][pair lines kMaxPairs * 512][layer times][slot 0] ... [slot slots-1]
 //   slot: [SlotHeader][x][ids][weights][deferred][results], each part on 128 bytes, the
 //   slot on 4096
 //
@@ -32,7 +32,7 @@ namespace tandem::shm {
 static_assert(std::endian::native == std::endian::little, "futex words are low halves");
 
 inline constexpr uint64_t kSegmentMagic = 0x54444d5345473031;  // "TDMSEG01"
-inline constexpr uint32_t kSegmentVersion = 1;
+inline constexpr uint32_t kSegmentVersion = 2;
 inline constexpr uint32_t kMaxLanes = 8;
 inline constexpr uint32_t kMaxSlots = 16;
 inline constexpr size_t kLineBytes = 128;  // two cache lines: the adjacent one is prefetched along
@@ -116,6 +116,16 @@ struct alignas(kLineBytes) SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == kLineBytes && offsetof(SlotHeader, sequence_again) == 96);
 
+// When the expert worker was at what with one layer of one lane, in its last step: CLOCK_MONOTONIC
+// ns, which both processes share. Written by the expert worker, read between steps; `step` last.
+struct TimesEntry {
+  uint64_t begin_ns;  // taken up
+  uint64_t reply_ns;  // answered
+  uint64_t end_ns;    // its deferred picks done; reply_ns without any
+  uint64_t step;
+};
+static_assert(sizeof(TimesEntry) == 32);
+
 static_assert(std::is_trivially_copyable_v<ControlPage> && std::is_standard_layout_v<ControlPage>);
 static_assert(std::is_trivially_copyable_v<SlotHeader> && std::is_standard_layout_v<SlotHeader>);
 
@@ -124,6 +134,7 @@ struct SegmentLayout {
   BatchLimits limits;
   uint32_t slots = 0;
   uint64_t pairs_offset = 0;
+  uint64_t times_offset = 0;  // TimesEntry [lanes, num_layers]
   uint64_t slots_offset = 0;
   uint64_t slot_bytes = 0;
   uint64_t x_offset = 0;
@@ -150,6 +161,11 @@ class SegmentView {
   ControlPage* control() const { return reinterpret_cast<ControlPage*>(base_); }
   PairLines* pair(uint32_t index) const {
     return reinterpret_cast<PairLines*>(base_ + layout_.pairs_offset) + index;
+  }
+  // REQUIRES: lane and layer within the limits.
+  TimesEntry* times(uint32_t lane, uint32_t layer) const {
+    return reinterpret_cast<TimesEntry*>(base_ + layout_.times_offset) +
+           size_t{lane} * layout_.limits.num_layers + layer;
   }
   uint64_t slot_index(uint64_t sequence) const { return sequence % layout_.slots; }
   uint8_t* slot(uint64_t sequence) const {

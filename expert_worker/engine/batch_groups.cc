@@ -15,12 +15,18 @@ void BatchGroups::Configure(uint32_t experts, uint32_t max_rows, uint32_t top_k)
   Clear();
 }
 
-void BatchGroups::Assign(const shm::ExpertBatch& batch) {
+uint32_t BatchGroups::ExpertOf(const shm::ExpertBatch& batch, Part part, uint32_t i) {
+  const bool deferred = batch.deferred != nullptr && batch.deferred[i] != 0;
+  return deferred == (part == Part::kDeferred) ? batch.ids[i] : kSkipped;
+}
+
+void BatchGroups::Assign(const shm::ExpertBatch& batch, Part part) {
   const uint32_t picks = batch.rows * batch.top_k;
   Clear();
   std::fill(counts_.begin(), counts_.end(), 0);
   for (uint32_t i = 0; i < picks; ++i) {
-    if (batch.ids[i] < experts_) ++counts_[batch.ids[i]];
+    const uint32_t expert = ExpertOf(batch, part, i);
+    if (expert < experts_) ++counts_[expert];
   }
   for (uint32_t e = 0; e < experts_; ++e) {
     const uint32_t count = counts_[e];
@@ -30,7 +36,7 @@ void BatchGroups::Assign(const shm::ExpertBatch& batch) {
     picks_ += count;
   }
   for (uint32_t i = 0; i < picks; ++i) {
-    const uint16_t expert = batch.ids[i];
+    const uint32_t expert = ExpertOf(batch, part, i);
     position_[i] = expert < experts_ ? counts_[expert]++ : kSkipped;
     if (position_[i] == kSkipped) continue;
     rows_[position_[i]] = i / batch.top_k;

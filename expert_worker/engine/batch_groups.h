@@ -24,9 +24,13 @@ class BatchGroups {
     uint32_t count;
   };
 
+  // Which of a batch's picks are meant.
+  enum class Part : uint8_t { kImmediate, kDeferred };
+
   void Configure(uint32_t experts, uint32_t max_rows, uint32_t top_k);
-  // Ids beyond the experts are skipped, their weights ignored.
-  void Assign(const shm::ExpertBatch& batch);
+  // Ids beyond the experts are skipped, their weights ignored. A batch without `deferred` is
+  // immediate as a whole.
+  void Assign(const shm::ExpertBatch& batch, Part part);
   void Clear() { group_count_ = picks_ = 0; }
 
   // Experts in use, ascending.
@@ -38,6 +42,9 @@ class BatchGroups {
   uint32_t position(size_t i) const { return position_[i]; }
 
  private:
+  // Of pick `i`, if it is of `part`; else kSkipped, which is no expert.
+  static uint32_t ExpertOf(const shm::ExpertBatch& batch, Part part, uint32_t i);
+
   uint32_t experts_ = 0;
   std::vector<uint32_t> counts_;
   std::vector<uint32_t> rows_;

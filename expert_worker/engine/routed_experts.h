@@ -9,16 +9,19 @@
 // fixed sums, bit-equal whatever else runs); BF16 rows are default mode (fast_block.h: the formats'
 // fast kernels, plans for few and for many rows).
 //
-// Deferred picks: computed at once, like all others. That is what deferral approximates, and a
-// worker that answers early leaves no carry; the sender's accounting of deferred mass is its own.
+// Deferred picks (Expert Deferral): Run answers with the sum of the other picks plus the carry,
+// what RunDeferred has left of the same lane's previous layer. A carry is dropped when the step or
+// the epoch changes. Without deferred picks nothing of this is executed: same bits.
 //
 // Thread safety: Run as BatchHandler says; Configure and Run exclude each other. Ownership: store
 // and table must outlive it. Errors: Configure only; a layer without routed experts gives zeros.
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "common/hw/pages.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/team_barrier.h"
 #include "expert_worker/engine/batch_groups.h"
@@ -45,19 +48,37 @@ class RoutedExperts final : public shm::BatchHandler {
                 const Options& options);
 
   // Chooses the mode by limits.row_type and allocates the workspace: about rows * (hidden + top_k *
-  // width) elements, and sums of a few rows a thread.
+  // width) elements, and sums of a few rows a thread. The carries, [lanes, rows, hidden], take
+  // memory only once picks are deferred.
   // Errors: FAILED_PRECONDITION when the limits are not those of the store; RESOURCE_EXHAUSTED.
   absl::Status Configure(const shm::BatchLimits& limits) override;
   // REQUIRES: batch.row_type is that of the limits.
   void Run(const shm::ExpertBatch& batch, int thread, int threads) override;
+  // REQUIRES: Run of the same batch came before.
+  void RunDeferred(const shm::ExpertBatch& batch, int thread, int threads) override;
 
   // Any thread.
   uint64_t workspace_bytes() const { return workspace_bytes_.load(std::memory_order_relaxed); }
 
  private:
+  // What a lane's deferred picks have summed to, for its next layer.
+  struct Carry {
+    bool full = false;
+    uint64_t step = 0;
+    uint64_t epoch = 0;
+    uint32_t layer = 0;
+    uint32_t rows = 0;
+    float* sums = nullptr;  // [max_rows, hidden]
+  };
+
+  absl::Status MakeCarries(const shm::BatchLimits& limits);
   template <typename Block>
   void RunBlock(Block& block, const shm::ExpertBatch& batch, int thread);
-  void GroupPicks(const shm::ExpertBatch& batch);
+  template <typename Block>
+  void RunDeferredBlock(Block& block, const shm::ExpertBatch& batch, int thread);
+  void GroupPicks(const shm::ExpertBatch& batch, BatchGroups::Part part);
+  bool IsDue(const Carry& carry, const shm::ExpertBatch& batch) const;
+  void AddCarry(const shm::ExpertBatch& batch, int thread) const;
 
   const WeightStore* const store_;
   shm::TeamBarrier barrier_;
@@ -66,6 +87,9 @@ class RoutedExperts final : public shm::BatchHandler {
   std::atomic<uint64_t> workspace_bytes_{0};
   // Of the batch in progress; written by thread 0 before the first barrier.
   BatchGroups groups_;
+  bool carry_due_ = false;
+  std::vector<Carry> carries_;  // one a lane
+  PageBuffer carry_memory_;
   ParityBlock parity_;
   FastBlock fast_;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "gpu_worker/backend_cpu/linear.h"
 #include "gpu_worker/backend_cpu/ops.h"
@@ -59,6 +60,7 @@ void CpuBackend::GraphBegin(int) {}
 void CpuBackend::GraphEnd() {}
 void CpuBackend::RecordEvent(Stream, int) {}
 void CpuBackend::WaitEvent(Stream, int) {}
+void CpuBackend::Stamp(int64_t* device_ns) { *device_ns = SteadyClock().NowNs(); }
 
 absl::Status CpuBackend::Synchronize() {
   LinkError first = LinkError::kNone;
@@ -91,6 +93,7 @@ void CpuBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
   submission.x = args.x.data;
   submission.ids = args.ids;
   submission.weights = args.weights;
+  submission.deferred = args.deferred;
   context_.pool.Run([&](int thread) { args.link->Submit(submission, thread, threads()); });
 }
 
@@ -120,6 +123,7 @@ void CpuBackend::LatentAttention(const LatentAttentionArgs& args) {
 void CpuBackend::SiluMul(const SiluMulArgs& args) { cpu::SiluMul(context_, args); }
 void CpuBackend::Add(const AddArgs& args) { cpu::Add(context_, args); }
 void CpuBackend::Router(const RouterArgs& args) { cpu::Router(context_, args); }
+void CpuBackend::SplitPicks(const SplitPicksArgs& args) { cpu::SplitPicks(context_, args); }
 void CpuBackend::GatherRows(const GatherRowsArgs& args) { cpu::GatherRows(context_, args); }
 void CpuBackend::Sample(const SampleArgs& args) { cpu::Sample(context_, args); }
 void CpuBackend::Logprobs(const LogprobsArgs& args) { cpu::Logprobs(context_, args); }

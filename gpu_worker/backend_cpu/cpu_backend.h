@@ -56,6 +56,7 @@ class CpuBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override;
   void RecordEvent(Stream stream, int event) override;
   void WaitEvent(Stream stream, int event) override;
+  void Stamp(int64_t* device_ns) override;
 
   void Embed(const EmbedArgs& args) override;
   void RmsNorm(const RmsNormArgs& args) override;
@@ -69,6 +70,7 @@ class CpuBackend : public Backend {
   void SiluMul(const SiluMulArgs& args) override;
   void Add(const AddArgs& args) override;
   void Router(const RouterArgs& args) override;
+  void SplitPicks(const SplitPicksArgs& args) override;
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override;

@@ -26,6 +26,8 @@ void Attention(OpContext& context, const AttentionArgs& args);
 void LatentAttention(OpContext& context, const LatentAttentionArgs& args);
 // router.cc
 void Router(OpContext& context, const RouterArgs& args);
+// picks.cc
+void SplitPicks(OpContext& context, const SplitPicksArgs& args);
 // sampler.cc, logprobs.cc
 void Sample(OpContext& context, const SampleArgs& args);
 void Logprobs(OpContext& context, const LogprobsArgs& args);

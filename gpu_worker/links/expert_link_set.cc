@@ -1,5 +1,6 @@
 #include "gpu_worker/links/expert_link_set.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -63,6 +64,17 @@ uint64_t ExpertLinkSet::ticks() const {
   uint64_t sum = 0;
   for (const auto& link : links_) sum += link->ticks();
   return sum;
+}
+
+LayerTimes ExpertLinkSet::layer_times(uint32_t lane, uint32_t layer) const {
+  LayerTimes all = links_[0]->layer_times(lane, layer);
+  for (const auto& link : links_) {
+    const LayerTimes times = link->layer_times(lane, layer);
+    all.begin_ns = std::min(all.begin_ns, times.begin_ns);
+    all.reply_ns = std::max(all.reply_ns, times.reply_ns);
+    all.end_ns = std::max(all.end_ns, times.end_ns);
+  }
+  return all;
 }
 
 void ExpertLinkSet::Replace(int index, std::unique_ptr<ExpertLink> link) {

@@ -28,6 +28,7 @@ class ExpertLinkSet final : public ExpertLink {
   LinkError error() const override;
   bool broken() const override;
   uint64_t ticks() const override;
+  LayerTimes layer_times(uint32_t lane, uint32_t layer) const override;
 
   int size() const { return static_cast<int>(links_.size()); }
   const ExpertLink& link(int index) const { return *links_[index]; }

@@ -27,6 +27,9 @@ class InProcessExpertLink final : public ExpertLink {
   absl::Status EndStep() override { return errors_.ToStatus(); }
   LinkError error() const override { return errors_.error(); }
   bool broken() const override { return errors_.broken(); }
+  LayerTimes layer_times(uint32_t lane, uint32_t layer) const override {
+    return times_[size_t{lane} * limits_.num_layers + layer];
+  }
 
  private:
   // What a slot is to the shared-memory link: one a lane, since a lane has at most one submission
@@ -56,6 +59,7 @@ class InProcessExpertLink final : public ExpertLink {
   shm::TeamBarrier barrier_;
   std::vector<Lane> lanes_;
   std::vector<PerThread> per_thread_;
+  std::vector<LayerTimes> times_;  // [lanes, num_layers], written by thread 0
   std::atomic<uint64_t> step_{0};
   LinkErrors errors_;
 };
@@ -68,7 +72,8 @@ InProcessExpertLink::InProcessExpertLink(const InProcessLinkOptions& options,
       handler_(handler),
       barrier_(options.threads),
       lanes_(options.limits.lanes),
-      per_thread_(static_cast<size_t>(options.threads)) {
+      per_thread_(static_cast<size_t>(options.threads)),
+      times_(size_t{limits_.lanes} * limits_.num_layers) {
   const size_t elements = size_t{limits_.max_rows} * limits_.hidden;
   const size_t picks = size_t{limits_.max_rows} * limits_.top_k;
   for (Lane& lane : lanes_) {
@@ -133,6 +138,7 @@ void InProcessExpertLink::Submit(const Submission& submission, int thread, int t
   const bool layer_known = submission.layer < limits_.num_layers;
   const bool run = layer_known && lane.bad_sequence.load(std::memory_order_relaxed) != sequence;
   const shm::ExpertBatch batch = MakeBatch(submission, rows, &lane);
+  LayerTimes times{.begin_ns = shm::NowNs()};
   if (run) handler_->Run(batch, thread, threads_);
   if (thread == 0) {
     lane.computed = run;
@@ -141,10 +147,15 @@ void InProcessExpertLink::Submit(const Submission& submission, int thread, int t
     }
   }
   barrier_.Wait(policy_);
+  times.reply_ns = times.end_ns = shm::NowNs();
   if (run && batch.deferred != nullptr) {
     handler_->RunDeferred(batch, thread, threads_);
     // The lane's buffers are refilled by its next submission.
     barrier_.Wait(policy_);
+    times.end_ns = shm::NowNs();
+  }
+  if (thread == 0 && run) {
+    times_[size_t{submission.lane} * limits_.num_layers + submission.layer] = times;
   }
 }
 

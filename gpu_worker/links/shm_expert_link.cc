@@ -44,6 +44,7 @@ class ShmExpertLink final : public ExpertLink {
   absl::Status EndStep() override;
   LinkError error() const override { return errors_.error(); }
   bool broken() const override { return errors_.broken(); }
+  LayerTimes layer_times(uint32_t lane, uint32_t layer) const override;
   uint64_t ticks() const override { return shm::LoadAcquire(view_.control()->expert_ticks.value); }
 
  private:
@@ -268,6 +269,14 @@ bool ShmExpertLink::AwaitDone(uint64_t sequence, const PerThread& self) {
       bell.Sleep(done, kSliceNs);
     }
   }
+}
+
+// Untrusted numbers, for statistics only; an entry of another step says nothing.
+LayerTimes ShmExpertLink::layer_times(uint32_t lane, uint32_t layer) const {
+  const shm::TimesEntry entry = shm::CopyOnce(*view_.times(lane, layer));
+  if (entry.step != step_.load(std::memory_order_relaxed)) return {};
+  return {static_cast<int64_t>(entry.begin_ns), static_cast<int64_t>(entry.reply_ns),
+          static_cast<int64_t>(entry.end_ns)};
 }
 
 bool ShmExpertLink::CheckReply(uint64_t sequence, const PerThread& self) {

@@ -42,6 +42,7 @@ class TimedBackend final : public Backend {
   void CopyToHost(void* h, const void* d, size_t n) override { forward_.CopyToHost(h, d, n); }
   void RecordEvent(Stream stream, int event) override { forward_.RecordEvent(stream, event); }
   void WaitEvent(Stream stream, int event) override { forward_.WaitEvent(stream, event); }
+  void Stamp(int64_t* device_ns) override { forward_.Stamp(device_ns); }
 
   void Embed(const EmbedArgs& a) override { Timed(&Backend::Embed, a); }
   void RmsNorm(const RmsNormArgs& a) override { Timed(&Backend::RmsNorm, a); }
@@ -57,6 +58,7 @@ class TimedBackend final : public Backend {
   void SiluMul(const SiluMulArgs& a) override { Timed(&Backend::SiluMul, a); }
   void Add(const AddArgs& a) override { Timed(&Backend::Add, a); }
   void Router(const RouterArgs& a) override { Timed(&Backend::Router, a); }
+  void SplitPicks(const SplitPicksArgs& a) override { Timed(&Backend::SplitPicks, a); }
   void ExpertSubmit(const ExpertSubmitArgs& a) override { Timed(&Backend::ExpertSubmit, a); }
   void ExpertWait(const ExpertWaitArgs& a) override { Timed(&Backend::ExpertWait, a); }
   void GatherRows(const GatherRowsArgs& a) override { Timed(&Backend::GatherRows, a); }

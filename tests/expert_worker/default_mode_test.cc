@@ -115,7 +115,7 @@ class DefaultPlan : public ::testing::TestWithParam<int> {
 TEST_P(DefaultPlan, NoRowsAndLayersWithoutExperts) {
   const QuantizedExperts experts(shape_, int4_, int4_, 1);
   Block block(experts, table_, Default(GetParam()));
-  EXPECT_TRUE(block.Run(Batch{0, 2, {}, {}, {}}).empty());
+  EXPECT_TRUE(block.Run(Batch{.rows = 0, .top_k = 2, .x = {}, .ids = {}, .weights = {}}).empty());
   const Batch batch = RandomBatch(shape_, 5, 2, 2);
   EXPECT_EQ(block.Run(batch, 0), std::vector<float>(batch.x.size(), 0.0f));
 }

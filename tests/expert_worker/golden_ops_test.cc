@@ -97,7 +97,11 @@ class GoldenMoe : public GoldenOps {
   }
 
   Batch GoldenBatch() {
-    Batch batch{6, 2, Values<float>(*file_, "x"), {}, Values<float>(*file_, "weights")};
+    Batch batch{.rows = 6,
+                .top_k = 2,
+                .x = Values<float>(*file_, "x"),
+                .ids = {},
+                .weights = Values<float>(*file_, "weights")};
     for (int32_t id : Values<int32_t>(*file_, "indices")) {
       batch.ids.push_back(static_cast<uint16_t>(id));
     }

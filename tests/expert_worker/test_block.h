@@ -28,13 +28,22 @@ struct Batch {
   std::vector<float> x;
   std::vector<uint16_t> ids;
   std::vector<float> weights;
+  std::vector<uint8_t> deferred = {};  // empty: no pick is
+};
+
+// Which submission a batch is.
+struct Place {
+  uint32_t layer = 1;
+  uint32_t lane = 0;
+  uint64_t step = 0;
+  uint64_t epoch = 0;
 };
 
 // Rows that BF16 holds exactly.
 inline Batch RandomBatch(const FakeShape& shape, uint32_t rows, uint32_t top_k, uint32_t seed) {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal(0.0f, 1.0f);
-  Batch batch{rows, top_k, {}, {}, {}};
+  Batch batch{.rows = rows, .top_k = top_k, .x = {}, .ids = {}, .weights = {}};
   for (uint32_t i = 0; i < rows * shape.hidden; ++i) {
     batch.x.push_back(Bf16ToF32(F32ToBf16(normal(rng))));
   }
@@ -55,8 +64,11 @@ inline Batch OneRow(const Batch& batch, uint32_t row) {
     return std::decay_t<decltype(all)>(all.begin() + static_cast<int64_t>(row * width),
                                        all.begin() + static_cast<int64_t>((row + 1) * width));
   };
-  return {1, batch.top_k, cut(batch.x, hidden), cut(batch.ids, batch.top_k),
-          cut(batch.weights, batch.top_k)};
+  return {.rows = 1,
+          .top_k = batch.top_k,
+          .x = cut(batch.x, hidden),
+          .ids = cut(batch.ids, batch.top_k),
+          .weights = cut(batch.weights, batch.top_k)};
 }
 
 struct BlockOptions {
@@ -94,18 +106,25 @@ class Block {
     limits.top_k = shape_.experts;
     limits.num_experts = shape_.experts;
     limits.num_layers = shape_.layers;
-    limits.lanes = 1;
+    limits.lanes = 2;
     limits.row_type = options_.row_type;
     return limits;
   }
 
   std::vector<float> Run(const Batch& batch, uint32_t layer = 1) {
+    return RunAt(batch, {.layer = layer});
+  }
+  // Run, then RunDeferred where picks are deferred.
+  std::vector<float> RunAt(const Batch& batch, const Place& place) {
     std::vector<float> out(size_t{batch.rows} * shape_.hidden, -3.0f);
     std::vector<uint16_t> narrow(batch.x.size());
     for (size_t i = 0; i < narrow.size(); ++i) narrow[i] = F32ToBf16(batch.x[i]);
     ticks = 0;
     shm::ExpertBatch call;
-    call.layer = layer;
+    call.layer = place.layer;
+    call.lane = place.lane;
+    call.step = place.step;
+    call.epoch = place.epoch;
     call.rows = batch.rows;
     call.top_k = batch.top_k;
     call.hidden = shape_.hidden;
@@ -116,7 +135,11 @@ class Block {
     call.weights = batch.weights.data();
     call.out = out.data();
     call.ticks = &ticks;
+    if (!batch.deferred.empty()) call.deferred = batch.deferred.data();
     pool_.Run([&](int thread) { engine_->Run(call, thread, pool_.threads()); });
+    if (call.deferred != nullptr) {
+      pool_.Run([&](int thread) { engine_->RunDeferred(call, thread, pool_.threads()); });
+    }
     return out;
   }
 

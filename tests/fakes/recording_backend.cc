@@ -181,6 +181,23 @@ std::string Describe(const RouterArgs& a) {
       .Take();
 }
 
+std::string Describe(const SplitPicksArgs& a) {
+  return Text()
+      .Add(a.rows)
+      .Add("ids", a.ids)
+      .Add("weights", a.weights)
+      .Add("experts", a.experts)
+      .Add("top_k", a.top_k)
+      .Add("slot_of_expert", a.slot_of_expert)
+      .Add("limits", a.limits)
+      .Add("may_defer", a.may_defer)
+      .Add("worker_ids", a.worker_ids)
+      .Add("resident_slots", a.resident_slots)
+      .Add("deferred", a.deferred)
+      .Add("sums", a.sums)
+      .Take();
+}
+
 std::string Describe(const ExpertSubmitArgs& a) {
   return Text()
       .Add(a.rows)
@@ -190,6 +207,7 @@ std::string Describe(const ExpertSubmitArgs& a) {
       .Add("x", a.x)
       .Add("ids", a.ids)
       .Add("weights", a.weights)
+      .Add("deferred", a.deferred)
       .Take();
 }
 
@@ -337,6 +355,11 @@ void RecordingBackend::WaitEvent(Stream stream, int event) {
   if (forward_ != nullptr) forward_->WaitEvent(stream, event);
 }
 
+void RecordingBackend::Stamp(int64_t* device_ns) {
+  Record("Stamp", Text().Add("device_ns", device_ns).Take());
+  if (forward_ != nullptr) forward_->Stamp(device_ns);
+}
+
 void RecordingBackend::Embed(const EmbedArgs& args) {
   Record("Embed", Describe(args));
   if (forward_ != nullptr) forward_->Embed(args);
@@ -395,6 +418,11 @@ void RecordingBackend::Add(const AddArgs& args) {
 void RecordingBackend::Router(const RouterArgs& args) {
   Record("Router", Describe(args));
   if (forward_ != nullptr) forward_->Router(args);
+}
+
+void RecordingBackend::SplitPicks(const SplitPicksArgs& args) {
+  Record("SplitPicks", Describe(args));
+  if (forward_ != nullptr) forward_->SplitPicks(args);
 }
 
 void RecordingBackend::ExpertSubmit(const ExpertSubmitArgs& args) {

@@ -40,6 +40,7 @@ class FakeLink : public ExpertLink {
   absl::Status EndStep() override { return absl::OkStatus(); }
   LinkError error() const override { return error_; }
   bool broken() const override { return false; }
+  LayerTimes layer_times(uint32_t, uint32_t) const override { return {}; }
 
   std::atomic<int> submits{0};
   Submission last_;

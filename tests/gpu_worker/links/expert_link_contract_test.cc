@@ -128,6 +128,24 @@ TEST_P(ExpertLinkContract, CarriesDeferredPicksWithinALaneAndStep) {
   EXPECT_EQ(mismatches, 0);
 }
 
+TEST_P(ExpertLinkContract, TellsWhenTheWorkerWasAtWhat) {
+  const auto link = Make(TestLimits());
+  int mismatches = 0;
+  StepSpec spec = Spec(3, {4, 3});
+  spec.deferred = true;
+  ASSERT_TRUE(RunStep(link.get(), spec, 1, &mismatches).ok());
+  for (uint32_t lane = 0; lane < 2; ++lane) {
+    int64_t before_ns = 1;
+    for (uint32_t layer = 0; layer < static_cast<uint32_t>(spec.layers); ++layer) {
+      const gpu::LayerTimes times = link->layer_times(lane, layer);
+      EXPECT_LE(before_ns, times.begin_ns) << lane << " " << layer;
+      EXPECT_LE(times.begin_ns, times.reply_ns);
+      EXPECT_LE(times.reply_ns, times.end_ns);
+      before_ns = times.reply_ns;
+    }
+  }
+}
+
 TEST_P(ExpertLinkContract, TakesZeroRows) {
   const auto link = Make(TestLimits());
   int mismatches = 0;

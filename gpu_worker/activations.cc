@@ -52,18 +52,32 @@ absl::Status MakeMlp(Allocator& allocator, const ModelSpec& spec, int64_t rows, 
   }
   RETURN_IF_ERROR(allocator.Make(rows, width, out.gate));
   RETURN_IF_ERROR(allocator.Make(rows, width, out.up));
-  RETURN_IF_ERROR(allocator.Make(rows, spec.moe.experts, out.router_logits));
-  const size_t picks = static_cast<size_t>(rows) * static_cast<size_t>(spec.moe.top_k);
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (!spec.layers[i].moe) continue;
-    RouterPicks layer{.layer = static_cast<int>(i)};
-    ASSIGN_OR_RETURN(void* ids, allocator.Bytes(picks * sizeof(uint16_t)));
-    ASSIGN_OR_RETURN(void* weights, allocator.Bytes(picks * sizeof(float)));
-    layer.ids = static_cast<uint16_t*>(ids);
-    layer.weights = static_cast<float*>(weights);
-    out.picks.push_back(layer);
-  }
+  return allocator.Make(rows, spec.moe.experts, out.router_logits);
+}
+
+template <typename T>
+absl::Status MakeArray(Allocator& allocator, size_t count, T*& out) {
+  ASSIGN_OR_RETURN(void* memory, allocator.Bytes(count * sizeof(T)));
+  out = static_cast<T*>(memory);
   return absl::OkStatus();
+}
+
+absl::Status MakeLayerPicks(Allocator& allocator, size_t rows, size_t picks,
+                            const SplitOptions& split, RouterPicks& out) {
+  RETURN_IF_ERROR(MakeArray(allocator, picks, out.ids));
+  RETURN_IF_ERROR(MakeArray(allocator, picks, out.weights));
+  if (!split.any()) return absl::OkStatus();
+  RETURN_IF_ERROR(MakeArray(allocator, picks, out.worker_ids));
+  RETURN_IF_ERROR(MakeArray(allocator, rows, out.sums));
+  if (split.residents) RETURN_IF_ERROR(MakeArray(allocator, picks, out.resident_slots));
+  if (split.deferral) RETURN_IF_ERROR(MakeArray(allocator, picks, out.deferred));
+  return absl::OkStatus();
+}
+
+// The element `count` on; null stays null.
+template <typename T>
+T* Advance(T* pointer, int64_t count) {
+  return pointer == nullptr ? nullptr : pointer + count;
 }
 
 }  // namespace
@@ -80,6 +94,43 @@ absl::StatusOr<Activations> Activations::Create(Backend& backend, const ModelSpe
   RETURN_IF_ERROR(MakeMlp(allocator, spec, max_rows, out));
   RETURN_IF_ERROR(allocator.Make(head_rows, spec.hidden, out.head_hidden));
   RETURN_IF_ERROR(allocator.Make(head_rows, spec.vocab, out.logits));
+  return out;
+}
+
+Activations Activations::FromRow(int row) const {
+  Activations out = *this;
+  for (Matrix* m : {&out.hidden, &out.normed, &out.block, &out.angles, &out.q, &out.k, &out.v,
+                    &out.context, &out.q_a, &out.kv, &out.q_latent, &out.context_latent, &out.gate,
+                    &out.up, &out.router_logits}) {
+    m->data = Advance(m->data, row * m->ld);
+  }
+  return out;
+}
+
+RouterPicks RouterPicks::FromRow(int row, int top_k) const {
+  const int64_t picks = int64_t{row} * top_k;
+  return {.layer = layer,
+          .ids = ids + picks,
+          .weights = weights + picks,
+          .worker_ids = Advance(worker_ids, picks),
+          .resident_slots = Advance(resident_slots, picks),
+          .deferred = Advance(deferred, picks),
+          .sums = Advance(sums, row)};
+}
+
+absl::StatusOr<std::vector<RouterPicks>> MakePicks(Backend& backend, const ModelSpec& spec,
+                                                   int max_rows, const SplitOptions& split,
+                                                   uint64_t& bytes) {
+  Allocator allocator(backend, bytes);
+  const auto rows = static_cast<size_t>(max_rows);
+  const size_t count = rows * static_cast<size_t>(spec.moe.top_k);
+  std::vector<RouterPicks> out;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (!spec.layers[i].moe) continue;
+    RouterPicks& picks = out.emplace_back(RouterPicks{.layer = static_cast<int>(i)});
+    RETURN_IF_ERROR(MakeLayerPicks(allocator, rows, count, split, picks));
+  }
+  if (!out.empty()) out.back().deferred = nullptr;
   return out;
 }
 

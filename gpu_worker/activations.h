@@ -15,16 +15,39 @@
 namespace tandem::gpu {
 
 // What the router chose in one MoE layer; kept for every layer until the step's end, because a
-// sentinel in it names a row whose numbers are not finite.
+// sentinel in `ids` names a row whose numbers are not finite, and for the counts of hot experts.
+// [rows, top_k] each; null where picks are not split (SplitPicks), but ids and weights.
 struct RouterPicks {
   int layer = 0;
-  uint16_t* ids = nullptr;   // [rows, top_k]
-  float* weights = nullptr;  // [rows, top_k]
+  uint16_t* ids = nullptr;
+  float* weights = nullptr;
+  uint16_t* worker_ids = nullptr;
+  uint16_t* resident_slots = nullptr;
+  uint8_t* deferred = nullptr;  // null in the last MoE layer too: it defers nothing
+  PickSums* sums = nullptr;     // [rows]
+
+  // The picks from `row` on.
+  RouterPicks FromRow(int row, int top_k) const;
 };
+
+// Which picks are split.
+struct SplitOptions {
+  bool deferral = false;
+  bool residents = false;
+
+  bool any() const { return deferral || residents; }
+};
+
+// One a MoE layer, in layer order. Adds what they take to `bytes`.
+absl::StatusOr<std::vector<RouterPicks>> MakePicks(Backend& backend, const ModelSpec& spec,
+                                                   int max_rows, const SplitOptions& split,
+                                                   uint64_t& bytes);
 
 struct Activations {
   static absl::StatusOr<Activations> Create(Backend& backend, const ModelSpec& spec, int max_rows,
                                             int head_rows);
+  // The same buffers from `row` on, those of the head apart.
+  Activations FromRow(int row) const;
 
   Matrix hidden;  // the residual stream
   Matrix normed;  // input of the block at hand
@@ -40,7 +63,6 @@ struct Activations {
   // MLP and MoE
   Matrix gate, up;
   Matrix router_logits;
-  std::vector<RouterPicks> picks;  // one a MoE layer, in layer order
   // Head: [head_rows, ...]
   Matrix head_hidden;
   Matrix logits;

@@ -329,6 +329,15 @@ struct LogprobsArgs {
   float* top_logprobs = nullptr;     // [rows, max_top]
 };
 
+// What a decode step's ops depend on: steps of one key enqueue the same ops.
+struct GraphKey {
+  int bucket = 0;         // rows of the first lane, at most
+  int second_bucket = 0;  // of the second; 0: there is one lane
+  bool measured = false;  // with stamps
+
+  bool operator==(const GraphKey&) const = default;
+};
+
 struct BlockCopyArgs {
   PagedCache cache;
   int block_tokens = 0;
@@ -345,8 +354,8 @@ class Backend {
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) = 0;
 
-  // Marks the ops of one decode step of a bucket; a CUDA backend captures or replays them.
-  virtual void GraphBegin(int bucket) = 0;
+  // Marks the ops of one decode step; a CUDA backend captures or replays them.
+  virtual void GraphBegin(const GraphKey& key) = 0;
   virtual void GraphEnd() = 0;
   // Waits for everything enqueued; returns the first failure since the last call.
   virtual absl::Status Synchronize() = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
@@ -18,57 +17,21 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(Backend& backend, const
                                                          const ModelWeights& weights,
                                                          const KvCache& cache,
                                                          const DecoderOptions& options) {
-  TANDEM_CHECK(options.max_rows > 0 && options.head_rows > 0);
+  TANDEM_CHECK(options.buffer_rows > 0 && options.head_rows > 0);
   TANDEM_CHECK(weights.layers.size() == spec.layers.size());
-  std::unique_ptr<Decoder> decoder(new Decoder(backend, spec, weights, cache, options));
+  std::unique_ptr<Decoder> decoder(new Decoder(backend, spec, weights, options));
   ASSIGN_OR_RETURN(decoder->act_,
-                   Activations::Create(backend, spec, options.max_rows, options.head_rows));
+                   Activations::Create(backend, spec, options.buffer_rows, options.head_rows));
+  ASSIGN_OR_RETURN(decoder->picks_, MakePicks(backend, spec, options.buffer_rows, options.split,
+                                              decoder->act_.bytes));
+  decoder->pipeline_ = std::make_unique<Pipeline>(
+      Pipeline::Parts{backend, spec, weights, cache, decoder->act_, decoder->picks_});
   return decoder;
 }
 
-void Decoder::EnqueueForward(const StepInputs& inputs, int bucket, ExpertLink* link, int lane) {
-  TANDEM_DCHECK(bucket <= options_.max_rows);
-  const StepContext step{.backend = backend_,
-                         .spec = spec_,
-                         .act = act_,
-                         .rows = {.bound = bucket, .count = inputs.row_count},
-                         .place = inputs.place,
-                         .link = link,
-                         .lane = lane};
-  backend_.Embed(
-      {.rows = step.rows, .table = weights_.embedding, .ids = inputs.ids, .out = act_.hidden});
-  backend_.RopeAngles({.rows = step.rows,
-                       .positions = inputs.place.positions,
-                       .inv_freq = weights_.inv_freq,
-                       .half = spec_.rope.rotary_dims / 2,
-                       .factor = spec_.rope.attention_factor,
-                       .out = act_.angles});
-  if (tap_ != nullptr) tap_->OnHidden(0, act_.hidden);
-  auto picks = act_.picks.begin();
-  for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    const bool moe = spec_.layers[i].moe;
-    EnqueueLayer(step, static_cast<int>(i), moe ? &*picks : nullptr);
-    if (moe) ++picks;
-    if (tap_ != nullptr) tap_->OnHidden(static_cast<int>(i) + 1, act_.hidden);
-  }
-}
-
-void Decoder::EnqueueLayer(const StepContext& step, int index, const RouterPicks* picks) {
-  const LayerWeights& weights = weights_.layers[static_cast<size_t>(index)];
-  EnqueueNorm(step, act_.hidden, weights.input_norm, act_.normed);
-  if (spec_.attention.kind == AttentionKind::kMla) {
-    EnqueueLatentAttention(step, weights.attention, cache_.layer(index));
-  } else {
-    EnqueueGqaAttention(step, weights.attention, cache_.layer(index));
-  }
-  Progress();
-  EnqueueNorm(step, act_.hidden, weights.post_attention_norm, act_.normed);
-  if (picks != nullptr) {
-    EnqueueMoe(step, weights, *picks, expert_wait_ns_);
-  } else {
-    EnqueueDenseMlp(step, weights.mlp);
-  }
-  Progress();
+void Decoder::set_tap(DecoderTap* tap) {
+  tap_ = tap;
+  pipeline_->set_tap(tap);
 }
 
 Matrix Decoder::EnqueueHead(Rows rows, const int32_t* indices) {
@@ -89,11 +52,8 @@ Matrix Decoder::EnqueueHead(Rows rows, const int32_t* indices) {
                    .bias = weights_.head.bias,
                    .x = act_.head_hidden,
                    .y = act_.logits});
-  Progress();
   if (tap_ != nullptr) tap_->OnLogits(indices, rows.count, act_.logits);
   return act_.logits;
 }
-
-int64_t Decoder::TakeExpertWaitNs() { return std::exchange(expert_wait_ns_, 0); }
 
 }  // namespace tandem::gpu

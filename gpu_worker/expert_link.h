@@ -84,6 +84,9 @@ class ExpertLink {
   virtual ~ExpertLink() = default;
 
   virtual const shm::BatchLimits& limits() const = 0;
+  // Whether the experts are computed while the backend does other work: not where both take turns
+  // on the same cores.
+  virtual bool overlaps() const = 0;
   // Number of threads that must call Submit and Wait.
   virtual int threads() const = 0;
 

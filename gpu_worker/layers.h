@@ -1,12 +1,11 @@
 #pragma once
 
-// The blocks of a decoder layer as sequences of backend ops. Each reads Activations::normed of the
-// step and adds its result to Activations::hidden. Formulas: notes/models.md
+// The blocks of a decoder layer as sequences of backend ops. Each reads Activations::normed of its
+// lane and adds its result to Activations::hidden. Formulas: notes/models.md
 // sections 1.3, 1.4, 2.1.
 //
 // Nothing here reads device memory, so the ops of a layer depend on the model and the bucket only.
 
-#include <atomic>
 #include <cstdint>
 
 #include "common/model/model_spec.h"
@@ -16,15 +15,27 @@
 
 namespace tandem::gpu {
 
-// What all ops of one step share.
+// The device's time at the corners of one MoE layer of one lane, ns.
+struct LayerStamps {
+  int64_t begin = 0;      // of the layer
+  int64_t submit = 0;     // rows are routed
+  int64_t submitted = 0;  // handed to the experts
+  int64_t shared = 0;     // shared and resident experts are done
+  int64_t wait = 0;       // nothing is left to do but wait for the experts
+  int64_t done = 0;       // the experts' sum is added
+};
+
+// What all ops of one lane of a step share.
 struct StepContext {
   Backend& backend;
   const ModelSpec& spec;
-  const Activations& act;
+  Activations act;
   Rows rows;
   RowPlace place;
   ExpertLink* link = nullptr;
   int lane = 0;
+  const DeferralLimits* limits = nullptr;  // device; null: no pick is deferred
+  const uint8_t* may_defer = nullptr;      // device [rows]
 };
 
 void EnqueueLinear(const StepContext& step, const LinearLayer& layer, ConstMatrix x, Matrix y);
@@ -36,9 +47,12 @@ void EnqueueLatentAttention(const StepContext& step, const AttentionWeights& wei
                             const PagedCache& cache);
 
 void EnqueueDenseMlp(const StepContext& step, const MlpWeights& weights);
-// The shared expert, where there is one, runs between handing the rows to the routed experts and
-// waiting for them. Adds the time spent in the hand-over to `expert_wait_ns`.
-void EnqueueMoe(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
-                int64_t& expert_wait_ns);
+
+// A MoE block in two parts, between which other work may be enqueued: routing, handing the rows to
+// the experts, the shared expert where there is one; then waiting for the experts. `stamps` is
+// device memory, or null where nothing is measured; its `begin` is the caller's.
+void EnqueueMoeBegin(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
+                     LayerStamps* stamps);
+void EnqueueMoeEnd(const StepContext& step, const RouterPicks& picks, LayerStamps* stamps);
 
 }  // namespace tandem::gpu

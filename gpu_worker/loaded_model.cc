@@ -182,7 +182,8 @@ absl::Status LoadedModel::MakeRunner(const WorkerOptions& options) {
                                                {.max_step_rows = options.max_step_rows,
                                                 .max_sequences = options.max_sequences,
                                                 .max_context = ContextOf(spec_, options),
-                                                .max_logprobs = options.max_logprobs}));
+                                                .max_logprobs = options.max_logprobs,
+                                                .pipeline = options.pipeline}));
   runner_->set_epoch(options.epoch);
   return absl::OkStatus();
 }

@@ -46,6 +46,7 @@ struct WorkerOptions {
   int64_t kv_cache_tokens = 0;  // 0: a quarter of what is free, bounded by what sequences can use
   int block_tokens = 16;
   int max_logprobs = 20;
+  PipelineOptions pipeline;
   uint64_t epoch = 1;
 };
 
@@ -97,6 +98,7 @@ class LoadedModel {
   uint64_t progress() const;
   uint64_t reattachments() const { return workers_ == nullptr ? 0 : workers_->reattachments(); }
   uint64_t kv_bytes() const { return cache_.bytes(); }
+  const StepPipeline& pipeline() const { return runner_->pipeline(); }
   uint64_t activation_bytes() const { return runner_->decoder().activations().bytes; }
   // Ends waiting for expert workers; any thread.
   void Stop();

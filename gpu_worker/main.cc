@@ -43,6 +43,10 @@ struct Flags {
   std::string link = "shm";
   std::string placement = "auto";
   std::string device = "cpu";
+  std::string pipeline = "auto";
+  int max_deferred = 0;
+  double max_deferred_mass = 1;
+  bool defer_prompts = false;
   bool parity = false;
   std::string cpus;
   int threads = 0;
@@ -71,6 +75,41 @@ void AddModelFlags(OptionParser& parser, Flags& flags) {
              &flags.max_logprobs, {.min = 0, .max = 1 << 20});
 }
 
+void AddPipelineFlags(OptionParser& parser, Flags& flags) {
+  parser.AddChoice("pipeline", "How device and experts overlap; auto: by measured times",
+                   &flags.pipeline, {"auto", "plain", "deferral", "pingpong", "both"});
+  parser.Add("max-deferred",
+             "Experts of a token and layer whose sums may come a layer late; 0: exact",
+             &flags.max_deferred, {.min = 0, .max = 256});
+  parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
+             &flags.max_deferred_mass);
+  parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &flags.defer_prompts);
+}
+
+PlannerOptions::Mode ParsePipeline(const std::string& name) {
+  using Mode = PlannerOptions::Mode;
+  if (name == "plain") return Mode::kPlain;
+  if (name == "deferral") return Mode::kDeferral;
+  if (name == "pingpong") return Mode::kPingPong;
+  if (name == "both") return Mode::kBoth;
+  return Mode::kAuto;
+}
+
+absl::StatusOr<PipelineOptions> MakePipelineOptions(const Flags& flags) {
+  if (!(flags.max_deferred_mass >= 0 && flags.max_deferred_mass <= 1)) {
+    return absl::InvalidArgumentError("--max-deferred-mass is a share, 0 to 1");
+  }
+  const bool deferral = flags.pipeline == "deferral" || flags.pipeline == "both";
+  if (deferral && flags.max_deferred == 0) {
+    return absl::InvalidArgumentError("--pipeline=" + flags.pipeline +
+                                      " needs --max-deferred, how many experts may be deferred");
+  }
+  return PipelineOptions{.mode = ParsePipeline(flags.pipeline),
+                         .deferral = {.max_deferred = flags.max_deferred,
+                                      .max_mass = static_cast<float>(flags.max_deferred_mass)},
+                         .defer_prefill = flags.defer_prompts};
+}
+
 std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
   OptionParser parser("tandem-gpu-worker", "Runs all of a model but its routed experts");
   parser.Add("listen", "gRPC address: unix:PATH or HOST:PORT", &flags.listen);
@@ -84,6 +123,7 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags& flags) {
                    {"auto", "apart", "co-located"});
   parser.AddChoice("device", "What executes the graph", &flags.device, {"cpu"});
   AddModelFlags(parser, flags);
+  AddPipelineFlags(parser, flags);
   parser.Add("cpus", "CPUs to pin to, as 0-3,8; empty: all allowed ones", &flags.cpus);
   parser.Add("threads", "Threads; 0: one a CPU", &flags.threads, {.min = 0, .max = 512});
   parser.AddChoice("max-isa", "Best instruction set to use", &flags.max_isa,
@@ -129,6 +169,7 @@ absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
   options.max_context = flags.max_context;
   options.kv_cache_tokens = flags.kv_cache_tokens;
   options.max_logprobs = flags.max_logprobs;
+  ASSIGN_OR_RETURN(options.pipeline, MakePipelineOptions(flags));
   options.epoch = MakeEpoch();
   LogInfo("kernels", {{"table", options.kernels->name},
                       {"features", DescribeFeatures(features)},

@@ -1,5 +1,3 @@
-#include <chrono>
-
 #include "gpu_worker/layers.h"
 
 namespace tandem::gpu {
@@ -37,19 +35,23 @@ void EnqueueRouter(const StepContext& step, const LayerWeights& weights, const R
                        .weights = picks.weights});
 }
 
-// Adds the wall time of its own life to `total_ns`. Means something only where ops run as they are
-// enqueued (the CPU backend).
-class ScopedNs {
- public:
-  explicit ScopedNs(int64_t& total_ns) : total_ns_(total_ns) {}
-  ~ScopedNs() {
-    total_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count();
-  }
+void EnqueueSplit(const StepContext& step, const RouterPicks& picks) {
+  step.backend.SplitPicks({.rows = step.rows,
+                           .ids = picks.ids,
+                           .weights = picks.weights,
+                           .experts = step.spec.moe.experts,
+                           .top_k = step.spec.moe.top_k,
+                           .limits = step.limits,
+                           .may_defer = step.may_defer,
+                           .worker_ids = picks.worker_ids,
+                           .resident_slots = picks.resident_slots,
+                           .deferred = picks.deferred,
+                           .sums = picks.sums});
+}
 
- private:
-  int64_t& total_ns_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
+void EnqueueStamp(const StepContext& step, LayerStamps* stamps, int64_t LayerStamps::*field) {
+  if (stamps != nullptr) step.backend.Stamp(&(stamps->*field));
+}
 
 }  // namespace
 
@@ -57,26 +59,33 @@ void EnqueueDenseMlp(const StepContext& step, const MlpWeights& weights) {
   EnqueueSwiglu(step, weights);
 }
 
-void EnqueueMoe(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
-                int64_t& expert_wait_ns) {
+void EnqueueMoeBegin(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
+                     LayerStamps* stamps) {
   EnqueueRouter(step, weights, picks);
-  {
-    const ScopedNs timer(expert_wait_ns);
-    step.backend.ExpertSubmit({.rows = step.rows,
-                               .link = step.link,
-                               .lane = step.lane,
-                               .layer = picks.layer,
-                               .x = step.act.normed,
-                               .ids = picks.ids,
-                               .weights = picks.weights});
-  }
+  const bool split = picks.worker_ids != nullptr;
+  if (split) EnqueueSplit(step, picks);
+  EnqueueStamp(step, stamps, &LayerStamps::submit);
+  step.backend.ExpertSubmit({.rows = step.rows,
+                             .link = step.link,
+                             .lane = step.lane,
+                             .layer = picks.layer,
+                             .x = step.act.normed,
+                             .ids = split ? picks.worker_ids : picks.ids,
+                             .weights = picks.weights,
+                             .deferred = picks.deferred});
+  EnqueueStamp(step, stamps, &LayerStamps::submitted);
   if (weights.mlp.intermediate > 0) EnqueueSwiglu(step, weights.mlp);
-  const ScopedNs timer(expert_wait_ns);
+  EnqueueStamp(step, stamps, &LayerStamps::shared);
+}
+
+void EnqueueMoeEnd(const StepContext& step, const RouterPicks& picks, LayerStamps* stamps) {
+  EnqueueStamp(step, stamps, &LayerStamps::wait);
   step.backend.ExpertWait({.rows = step.rows,
                            .link = step.link,
                            .lane = step.lane,
                            .layer = picks.layer,
                            .out = step.act.hidden});
+  EnqueueStamp(step, stamps, &LayerStamps::done);
 }
 
 }  // namespace tandem::gpu

@@ -36,13 +36,17 @@ void LogprobBuffers::Download(Backend& backend, size_t count) {
   top_logprobs.Download(backend, count * static_cast<size_t>(max_top));
 }
 
-absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits, int head_rows) {
-  const auto rows = static_cast<size_t>(limits.max_step_rows);
+absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits,
+                                 const Sizes& sizes) {
+  const auto rows = static_cast<size_t>(sizes.rows);
   const auto sequences = static_cast<size_t>(limits.max_sequences);
-  RETURN_IF_ERROR(row_count.Create(backend, 1));
+  RETURN_IF_ERROR(row_count.Create(backend, kMaxLanes));
   RETURN_IF_ERROR(ids.Create(backend, rows));
   RETURN_IF_ERROR(positions.Create(backend, rows));
   RETURN_IF_ERROR(row_sequence.Create(backend, rows));
+  RETURN_IF_ERROR(may_defer.Create(backend, rows));
+  RETURN_IF_ERROR(deferral.Create(backend, 1));
+  RETURN_IF_ERROR(stamps.Create(backend, static_cast<size_t>(sizes.stamps)));
   RETURN_IF_ERROR(
       block_table.Create(backend, sequences * static_cast<size_t>(limits.blocks_per_sequence())));
   RETURN_IF_ERROR(sample_count.Create(backend, 1));
@@ -53,10 +57,11 @@ absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits,
   RETURN_IF_ERROR(banned_ids.Create(backend, sequences * kMaxStopIds));
   RETURN_IF_ERROR(tokens.Create(backend, sequences));
   RETURN_IF_ERROR(sampled.Create(backend, sequences, limits.max_logprobs));
-  const auto chunk = static_cast<size_t>(head_rows);
-  RETURN_IF_ERROR(prompt_counts.Create(backend, (rows + chunk - 1) / chunk));
-  RETURN_IF_ERROR(prompt_rows.Create(backend, rows));
-  RETURN_IF_ERROR(prompt.Create(backend, rows, limits.max_logprobs));
+  const auto chunk = static_cast<size_t>(sizes.head_rows);
+  const auto prompt_count = static_cast<size_t>(limits.max_step_rows);
+  RETURN_IF_ERROR(prompt_counts.Create(backend, (prompt_count + chunk - 1) / chunk));
+  RETURN_IF_ERROR(prompt_rows.Create(backend, prompt_count));
+  RETURN_IF_ERROR(prompt.Create(backend, prompt_count, limits.max_logprobs));
   RETURN_IF_ERROR(copy_source.Create(backend, kCopiesAtOnce));
   return copy_target.Create(backend, kCopiesAtOnce);
 }

@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "common/base/status.h"
 #include "gpu_worker/backend.h"
+#include "gpu_worker/layers.h"
+#include "gpu_worker/pipeline.h"
 #include "gpu_worker/sequence_table.h"
 
 namespace tandem::gpu {
@@ -28,6 +30,7 @@ class StagedArray {
   const T& operator[](size_t i) const { return host_[i]; }
   size_t size() const { return host_.size(); }
   T* host() { return host_.data(); }
+  const T* host() const { return host_.data(); }
   auto begin() const { return host_.begin(); }
   T* device() const { return device_; }
 
@@ -59,13 +62,21 @@ struct LogprobBuffers {
 };
 
 struct StepBuffers {
-  absl::Status Create(Backend& backend, const SequenceLimits& limits, int head_rows);
+  struct Sizes {
+    int rows = 0;       // of a step, with the gap between its lanes
+    int head_rows = 0;  // of the logits
+    int stamps = 0;     // lanes * MoE layers
+  };
+  absl::Status Create(Backend& backend, const SequenceLimits& limits, const Sizes& sizes);
 
-  StagedArray<int32_t> row_count;     // [1]
-  StagedArray<int32_t> ids;           // [rows]
-  StagedArray<int32_t> positions;     // [rows]
-  StagedArray<int32_t> row_sequence;  // [rows]: row of block_table
-  StagedArray<int32_t> block_table;   // [sequences, blocks_per_sequence]
+  StagedArray<int32_t> row_count;        // [lanes]
+  StagedArray<int32_t> ids;              // [rows]
+  StagedArray<int32_t> positions;        // [rows]
+  StagedArray<int32_t> row_sequence;     // [rows]: row of block_table
+  StagedArray<uint8_t> may_defer;        // [rows]
+  StagedArray<int32_t> block_table;      // [sequences, blocks_per_sequence]
+  StagedArray<DeferralLimits> deferral;  // [1]
+  StagedArray<LayerStamps> stamps;       // [lanes, MoE layers]
 
   StagedArray<int32_t> sample_count;  // [1]
   StagedArray<int32_t> sample_rows;   // [sequences]

@@ -9,14 +9,14 @@ namespace tandem::gpu {
 using worker::v1::SequenceStep;
 using worker::v1::Step;
 
-StepPlan::StepPlan(const SequenceLimits& limits)
-    : blocks_per_sequence_(limits.blocks_per_sequence()) {
+StepPlan::StepPlan(const SequenceLimits& limits, const StepPlanOptions& options)
+    : blocks_per_sequence_(limits.blocks_per_sequence()), defer_prefill_(options.defer_prefill) {
   sequences_.reserve(static_cast<size_t>(limits.max_sequences));
 }
 
 void StepPlan::Build(const Step& step, SequenceTable& table, StepBuffers& buffers) {
   sequences_.clear();
-  rows_ = samples_ = prompt_rows_ = biases_ = banned_ = 0;
+  rows_ = decode_rows_ = samples_ = prompt_rows_ = biases_ = banned_ = gap_ = 0;
   wants_logprobs_ = false;
   for (int i = 0; i < step.sequences_size(); ++i) {
     const SequenceStep& sequence = step.sequences(i);
@@ -33,8 +33,34 @@ void StepPlan::Build(const Step& step, SequenceTable& table, StepBuffers& buffer
     AddPromptLogprobs(sequence, table.at(slot), planned, buffers);
     sequences_.push_back(planned);
   }
+  first_lane_rows_ = rows_;
   buffers.row_count[0] = rows_;
+  buffers.row_count[1] = 0;
   buffers.sample_count[0] = samples_;
+}
+
+void StepPlan::SplitLanes(int first_lane_rows, int offset, StepBuffers& buffers) {
+  TANDEM_DCHECK(first_lane_rows > 0 && first_lane_rows < rows_ && first_lane_rows <= offset);
+  const auto move_up = [&](auto& array) {
+    auto* at = array.host();
+    std::copy_backward(at + first_lane_rows, at + rows_, at + offset + rows_ - first_lane_rows);
+  };
+  move_up(buffers.ids);
+  move_up(buffers.positions);
+  move_up(buffers.row_sequence);
+  move_up(buffers.may_defer);
+  first_lane_rows_ = first_lane_rows;
+  gap_ = offset - first_lane_rows;
+  buffers.row_count[0] = first_lane_rows;
+  buffers.row_count[1] = rows_ - first_lane_rows;
+  const auto place = [&](auto& array, int count) {
+    for (int i = 0; i < count; ++i) {
+      auto& row = array[static_cast<size_t>(i)];
+      row = place_of(row);
+    }
+  };
+  place(buffers.sample_rows, samples_);
+  place(buffers.prompt_rows, prompt_rows_);
 }
 
 void StepPlan::Rollback(SequenceTable& table) const {
@@ -47,6 +73,8 @@ void StepPlan::Rollback(SequenceTable& table) const {
 void StepPlan::AddRows(const SequenceStep& step, const Sequence& sequence, PlannedSequence& planned,
                        StepBuffers& buffers) {
   planned.rows = step.has_tokens() ? step.tokens().ids_size() : 1;
+  const bool decode = !step.has_tokens();
+  if (decode) decode_rows_ += planned.rows;
   const size_t place = sequences_.size();
   for (int i = 0; i < planned.rows; ++i) {
     const auto row = static_cast<size_t>(rows_ + i);
@@ -54,6 +82,7 @@ void StepPlan::AddRows(const SequenceStep& step, const Sequence& sequence, Plann
         step.has_tokens() ? static_cast<int32_t>(step.tokens().ids(i)) : sequence.last_token;
     buffers.positions[row] = static_cast<int32_t>(step.start_position()) + i;
     buffers.row_sequence[row] = static_cast<int32_t>(place);
+    buffers.may_defer[row] = decode || defer_prefill_ ? 1 : 0;
   }
   std::copy(sequence.blocks.begin(), sequence.blocks.end(),
             buffers.block_table.host() + place * static_cast<size_t>(blocks_per_sequence_));
@@ -111,13 +140,14 @@ void StepPlan::AddPromptLogprobs(const SequenceStep& step, const Sequence& seque
 }
 
 void StepPlan::Upload(Backend& backend, const StepBuffers& buffers) const {
-  const auto rows = static_cast<size_t>(rows_);
+  const auto rows = static_cast<size_t>(extent());
   const auto samples = static_cast<size_t>(samples_);
   const auto prompt_rows = static_cast<size_t>(prompt_rows_);
-  buffers.row_count.Upload(backend, 1);
+  buffers.row_count.Upload(backend, buffers.row_count.size());
   buffers.ids.Upload(backend, rows);
   buffers.positions.Upload(backend, rows);
   buffers.row_sequence.Upload(backend, rows);
+  buffers.may_defer.Upload(backend, rows);
   buffers.block_table.Upload(backend,
                              sequences_.size() * static_cast<size_t>(blocks_per_sequence_));
   buffers.sample_count.Upload(backend, 1);

@@ -51,31 +51,49 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Backend& backend,
   if (limits.max_sequences > limits.max_step_rows) {
     return absl::InvalidArgumentError("max_sequences is above max_step_rows");
   }
-  std::unique_ptr<StepRunner> runner(new StepRunner(backend, spec, cache, limits));
-  // All samples of a step fit at once; prompt log-probabilities go in chunks of as many rows.
-  const int head_rows = limits.max_sequences;
-  ASSIGN_OR_RETURN(runner->decoder_,
-                   Decoder::Create(backend, spec, weights, cache,
-                                   {.max_rows = limits.max_step_rows, .head_rows = head_rows}));
-  ASSIGN_OR_RETURN(TokenCounts counts,
-                   TokenCounts::Create(backend, limits.max_sequences, spec.vocab));
-  runner->counts_ = std::make_unique<TokenCounts>(std::move(counts));
-  RETURN_IF_ERROR(runner->buffers_.Create(backend, limits, head_rows));
-  runner->picks_.resize(runner->decoder_->activations().picks.size());
-  for (auto& layer : runner->picks_) {
-    layer.resize(static_cast<size_t>(limits.max_step_rows) * static_cast<size_t>(spec.moe.top_k));
-  }
+  std::unique_ptr<StepRunner> runner(
+      new StepRunner(backend, spec, cache, limits, options.pipeline));
+  RETURN_IF_ERROR(runner->MakeBuffers(weights, options.pipeline));
   return runner;
 }
 
 StepRunner::StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& cache,
-                       const SequenceLimits& limits)
+                       const SequenceLimits& limits, const PipelineOptions& pipeline)
     : backend_(backend),
       spec_(spec),
       cache_(cache),
       table_(limits),
       validator_(limits),
-      plan_(limits) {}
+      plan_(limits, {.defer_prefill = pipeline.defer_prefill}) {}
+
+absl::Status StepRunner::MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline) {
+  const SequenceLimits& limits = table_.limits();
+  const StepPipeline::Limits bounds{.max_rows = limits.max_step_rows,
+                                    .max_sequences = limits.max_sequences,
+                                    .top_k = spec_.moe.top_k};
+  // All samples of a step fit at once; prompt log-probabilities go in chunks of as many rows.
+  const DecoderOptions decoder{.buffer_rows = StepPipeline::BufferRows(bounds),
+                               .head_rows = limits.max_sequences,
+                               .split = {.deferral = pipeline.defers(), .residents = false}};
+  ASSIGN_OR_RETURN(decoder_, Decoder::Create(backend_, spec_, weights, cache_, decoder));
+  ASSIGN_OR_RETURN(TokenCounts counts,
+                   TokenCounts::Create(backend_, limits.max_sequences, spec_.vocab));
+  counts_ = std::make_unique<TokenCounts>(std::move(counts));
+  const size_t moe_layers = decoder_->picks().size();
+  RETURN_IF_ERROR(buffers_.Create(backend_, limits,
+                                  {.rows = decoder.buffer_rows,
+                                   .head_rows = decoder.head_rows,
+                                   .stamps = kMaxLanes * static_cast<int>(moe_layers)}));
+  pipeline_ = std::make_unique<StepPipeline>(pipeline, bounds, *decoder_);
+  picks_.assign(moe_layers, std::vector<uint16_t>(static_cast<size_t>(decoder.buffer_rows) *
+                                                  static_cast<size_t>(spec_.moe.top_k)));
+  return absl::OkStatus();
+}
+
+void StepRunner::set_link(ExpertLink* link) {
+  link_ = link;
+  pipeline_->set_link(link);
+}
 
 void StepRunner::Run(const Step& step, StepResult& result) {
   const auto start = std::chrono::steady_clock::now();
@@ -84,9 +102,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   result.set_outcome(worker::v1::STEP_OUTCOME_OK);
   result.clear_error();
   result.mutable_sequences()->Clear();
-  result.mutable_timing()->set_total_us(0);
-  result.mutable_timing()->set_rows(0);
-  result.mutable_timing()->set_expert_wait_us(0);
+  result.mutable_timing()->Clear();
   if (step.epoch() != epoch_) {
     SetOutcome(result, worker::v1::STEP_OUTCOME_UNAVAILABLE,
                absl::UnavailableError("the worker's state was lost since this step was planned"));
@@ -100,16 +116,17 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   absl::Status status = CopyBlocks(step);
   plan_.Build(step, table_, buffers_);
   if (status.ok()) status = Forward();
+  const std::chrono::nanoseconds forward = std::chrono::steady_clock::now() - start;
   if (!status.ok()) {
     plan_.Rollback(table_);
     SetOutcome(result, worker::v1::STEP_OUTCOME_UNAVAILABLE, status);
   } else {
     Commit(step, result);
+    if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward.count());
+    if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
   }
   const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - start;
   result.mutable_timing()->set_total_us(static_cast<uint64_t>(elapsed.count() / 1000));
-  result.mutable_timing()->set_expert_wait_us(
-      static_cast<uint64_t>(decoder_->TakeExpertWaitNs() / 1000));
   result.mutable_timing()->set_rows(static_cast<uint32_t>(plan_.rows()));
 }
 
@@ -144,7 +161,9 @@ absl::Status StepRunner::Forward() {
   if (needs_link && (link_ == nullptr || link_->broken())) {
     return absl::UnavailableError("an expert worker is not attached");
   }
+  pipeline_->Choose(plan_, buffers_);
   plan_.Upload(backend_, buffers_);
+  pipeline_->Upload(backend_, buffers_);
   if (needs_link) link_->BeginStep(++forwards_);
   Enqueue();
   Download();
@@ -156,18 +175,18 @@ absl::Status StepRunner::Forward() {
 // A decode step is one graph a bucket: what differs between two of them is device memory only.
 void StepRunner::Enqueue() {
   const SequenceLimits& limits = table_.limits();
-  const int bucket = BucketOf(plan_.rows(), limits.max_step_rows);
   const bool decode = plan_.is_decode();
-  if (decode) backend_.GraphBegin(bucket);
-  const RowPlace place{.positions = buffers_.positions.device(),
-                       .sequence = buffers_.row_sequence.device(),
-                       .block_table = buffers_.block_table.device(),
-                       .blocks_per_sequence = limits.blocks_per_sequence(),
-                       .block_tokens = limits.block_tokens};
-  decoder_->EnqueueForward(
-      {.row_count = buffers_.row_count.device(), .ids = buffers_.ids.device(), .place = place},
-      bucket, link_, 0);
-  const Rows samples{.bound = BucketOf(decode ? bucket : plan_.samples(), limits.max_sequences),
+  const GraphKey key = pipeline_->graph_key();
+  if (decode) backend_.GraphBegin(key);
+  StepInputs inputs = pipeline_->Inputs(buffers_);
+  inputs.place = {.positions = buffers_.positions.device(),
+                  .sequence = buffers_.row_sequence.device(),
+                  .block_table = buffers_.block_table.device(),
+                  .blocks_per_sequence = limits.blocks_per_sequence(),
+                  .block_tokens = limits.block_tokens};
+  decoder_->EnqueueForward(inputs, link_);
+  const int most_samples = decode ? key.bucket + key.second_bucket : plan_.samples();
+  const Rows samples{.bound = BucketOf(most_samples, limits.max_sequences),
                      .count = buffers_.sample_count.device()};
   if (plan_.samples() > 0) EnqueueSampler(samples);
   if (decode) backend_.GraphEnd();
@@ -215,11 +234,12 @@ void StepRunner::Download() {
   buffers_.tokens.Download(backend_, samples);
   if (plan_.wants_logprobs()) buffers_.sampled.Download(backend_, samples);
   buffers_.prompt.Download(backend_, static_cast<size_t>(plan_.prompt_rows()));
-  const size_t picks = static_cast<size_t>(plan_.rows()) * static_cast<size_t>(spec_.moe.top_k);
-  const std::vector<RouterPicks>& layers = decoder_->activations().picks;
+  const size_t picks = static_cast<size_t>(plan_.extent()) * static_cast<size_t>(spec_.moe.top_k);
+  const std::vector<RouterPicks>& layers = decoder_->picks();
   for (size_t i = 0; i < layers.size(); ++i) {
     backend_.CopyToHost(picks_[i].data(), layers[i].ids, picks * sizeof(uint16_t));
   }
+  pipeline_->Download(backend_, buffers_, plan_);
 }
 
 bool StepRunner::IsFinite(const PlannedSequence& planned) const {
@@ -234,7 +254,8 @@ bool StepRunner::IsFinite(const PlannedSequence& planned) const {
   const auto top_k = static_cast<size_t>(spec_.moe.top_k);
   for (const std::vector<uint16_t>& layer : picks_) {
     for (int row = planned.first_row; row < planned.first_row + planned.rows; ++row) {
-      if (layer[static_cast<size_t>(row) * top_k] == kNoExpert) return false;
+      const auto place = static_cast<size_t>(plan_.place_of(row));
+      if (layer[place * top_k] == kNoExpert) return false;
     }
   }
   return true;

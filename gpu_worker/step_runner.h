@@ -27,6 +27,7 @@
 #include "gpu_worker/kv_cache.h"
 #include "gpu_worker/sequence_table.h"
 #include "gpu_worker/step_buffers.h"
+#include "gpu_worker/step_pipeline.h"
 #include "gpu_worker/step_plan.h"
 #include "gpu_worker/step_validator.h"
 #include "gpu_worker/token_counts.h"
@@ -39,6 +40,7 @@ struct StepRunnerOptions {
   int max_sequences = 0;
   int max_context = 0;
   int max_logprobs = 20;
+  PipelineOptions pipeline;
 };
 
 class StepRunner {
@@ -49,7 +51,7 @@ class StepRunner {
                                                             const StepRunnerOptions& options);
 
   // Null: steps with routed experts are UNAVAILABLE.
-  void set_link(ExpertLink* link) { link_ = link; }
+  void set_link(ExpertLink* link);
   void set_epoch(uint64_t epoch) { epoch_ = epoch; }
   uint64_t epoch() const { return epoch_; }
   void set_tap(DecoderTap* tap) { decoder_->set_tap(tap); }
@@ -63,12 +65,14 @@ class StepRunner {
   const Decoder& decoder() const { return *decoder_; }
   const SequenceTable& table() const { return table_; }
   const StepPlan& plan() const { return plan_; }
+  const StepPipeline& pipeline() const { return *pipeline_; }
   // Grows while a step runs. Any thread.
   uint64_t progress() const { return decoder_->progress(); }
 
  private:
   StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& cache,
-             const SequenceLimits& limits);
+             const SequenceLimits& limits, const PipelineOptions& pipeline);
+  absl::Status MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline);
   void StartAndRelease(const worker::v1::Step& step);
   absl::Status CopyBlocks(const worker::v1::Step& step);
   absl::Status Forward();
@@ -94,7 +98,8 @@ class StepRunner {
   StepValidator validator_;
   StepPlan plan_;
   StepBuffers buffers_;
-  std::vector<std::vector<uint16_t>> picks_;  // [MoE layers][rows * top_k]
+  std::unique_ptr<StepPipeline> pipeline_;
+  std::vector<std::vector<uint16_t>> picks_;  // [MoE layers][buffer rows * top_k]
 };
 
 }  // namespace tandem::gpu

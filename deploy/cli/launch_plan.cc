@@ -81,6 +81,10 @@ ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan,
   list.Add("metrics-port", MetricsPort(options, 1));
   list.Add("log-level", options.log_level);
   list.AddIf(options.parity, "parity");
+  list.Add("pipeline", options.pipeline);
+  list.Add("max-deferred", options.max_deferred);
+  list.Add("max-deferred-mass", options.max_deferred_mass);
+  list.AddIf(options.defer_prompts, "defer-prompts");
   ProcessSpec spec;
   spec.name = "gpu_worker";
   spec.argv = list.Take();

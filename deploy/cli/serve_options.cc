@@ -28,6 +28,14 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("metrics-port", "First of the /metrics ports; 0 picks free ports", &metrics_port,
              {.min = 0, .max = 65000});
   parser.AddFlag("parity", "F32 activations end to end, sums in a fixed order", &parity);
+  parser.AddChoice("pipeline", "How device and experts overlap; auto: by measured times", &pipeline,
+                   {"auto", "plain", "deferral", "pingpong", "both"});
+  parser.Add("max-deferred",
+             "Experts of a token and layer whose sums may come a layer late; 0: exact",
+             &max_deferred, {.min = 0, .max = 256});
+  parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
+             &max_deferred_mass);
+  parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &defer_prompts);
   parser.AddChoice("link", "Where routed experts run: own processes or the gpu_worker's", &link,
                    {"shm", "inprocess"});
   parser.Add("expert-workers", "Expert workers; 0: one per NUMA node", &expert_workers,

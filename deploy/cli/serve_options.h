@@ -16,6 +16,10 @@ struct ServeOptions {
   int grpc_port = 50051;
   int metrics_port = 9464;  // gateway; gpu_worker + 1, expert workers from + 2 on; 0: any free ones
   bool parity = false;
+  std::string pipeline = "auto";
+  int max_deferred = 0;
+  double max_deferred_mass = 1;
+  bool defer_prompts = false;
   std::string link = "shm";
   int expert_workers = 0;     // 0: one per NUMA node
   std::string expert_shares;  // "3,1": relative shares of each expert; empty: equal

@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::LoadLinear(const Matri
   return cpu::LoadLinear(context_, source);
 }
 
-void CpuBackend::GraphBegin(int) {}
+void CpuBackend::GraphBegin(const GraphKey&) {}
 void CpuBackend::GraphEnd() {}
 void CpuBackend::RecordEvent(Stream, int) {}
 void CpuBackend::WaitEvent(Stream, int) {}

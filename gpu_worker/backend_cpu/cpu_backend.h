@@ -48,7 +48,7 @@ class CpuBackend : public Backend {
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) override;
 
-  void GraphBegin(int bucket) override;
+  void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
   absl::Status Synchronize() override;
 

@@ -19,6 +19,7 @@ class ExpertLinkSet final : public ExpertLink {
   explicit ExpertLinkSet(std::vector<std::unique_ptr<ExpertLink>> links);
 
   const shm::BatchLimits& limits() const override { return links_[0]->limits(); }
+  bool overlaps() const override { return links_[0]->overlaps(); }
   int threads() const override { return links_[0]->threads(); }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;

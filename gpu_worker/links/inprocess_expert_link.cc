@@ -20,6 +20,7 @@ class InProcessExpertLink final : public ExpertLink {
   InProcessExpertLink(const InProcessLinkOptions& options, shm::BatchHandler* handler);
 
   const shm::BatchLimits& limits() const override { return limits_; }
+  bool overlaps() const override { return false; }
   int threads() const override { return threads_; }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;

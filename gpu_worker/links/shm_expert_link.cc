@@ -36,6 +36,7 @@ class ShmExpertLink final : public ExpertLink {
   int socket() const { return socket_.get(); }
 
   const shm::BatchLimits& limits() const override { return view_.layout().limits; }
+  bool overlaps() const override { return !colocated_; }
   int threads() const override { return threads_; }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;

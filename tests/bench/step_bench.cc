@@ -35,7 +35,7 @@ class TimedBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& s) override {
     return forward_.LoadLinear(s);
   }
-  void GraphBegin(int bucket) override { forward_.GraphBegin(bucket); }
+  void GraphBegin(const GraphKey& key) override { forward_.GraphBegin(key); }
   void GraphEnd() override { forward_.GraphEnd(); }
   absl::Status Synchronize() override { return forward_.Synchronize(); }
   void CopyToDevice(void* d, const void* h, size_t n) override { forward_.CopyToDevice(d, h, n); }

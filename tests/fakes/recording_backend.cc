@@ -311,10 +311,14 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> RecordingBackend::LoadLinear(
   return weight;
 }
 
-void RecordingBackend::GraphBegin(int bucket) {
-  Record("GraphBegin", Text().Add("bucket", bucket).Take());
+void RecordingBackend::GraphBegin(const GraphKey& key) {
+  Record("GraphBegin", Text()
+                           .Add("bucket", key.bucket)
+                           .Add("second_bucket", key.second_bucket)
+                           .Add("measured", key.measured)
+                           .Take());
   in_graph_ = true;
-  if (forward_ != nullptr) forward_->GraphBegin(bucket);
+  if (forward_ != nullptr) forward_->GraphBegin(key);
 }
 
 void RecordingBackend::GraphEnd() {

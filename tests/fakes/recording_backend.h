@@ -39,7 +39,7 @@ class RecordingBackend : public Backend {
 
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) override;
-  void GraphBegin(int bucket) override;
+  void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
   absl::Status Synchronize() override;
   void CopyToDevice(void* device, const void* host, size_t bytes) override;

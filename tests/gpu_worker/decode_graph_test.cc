@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,13 @@
 namespace tandem::gpu {
 namespace {
 
-class DecodeGraphTest : public StepRunnerTestBase,
-                        public ::testing::WithParamInterface<std::string> {
+struct GraphCase {
+  std::string model;
+  PlannerOptions::Mode mode = PlannerOptions::Mode::kPlain;
+  std::string name;
+};
+
+class DecodeGraphTest : public StepRunnerTestBase, public ::testing::WithParamInterface<GraphCase> {
  protected:
   void SetUp() override {
     GoldenOptions options;
@@ -22,7 +28,9 @@ class DecodeGraphTest : public StepRunnerTestBase,
       recording_ = recording.get();
       return recording;
     };
-    Load(GetParam(), options);
+    options.pipeline.mode = GetParam().mode;
+    options.pipeline.deferral = limits_;
+    Load(GetParam().model, options);
   }
   // Prompts of these lengths, then one decode step of all of them; returns the decode's graph.
   std::vector<RecordedOp> DecodeOps(const std::vector<std::vector<uint32_t>>& prompts) {
@@ -41,11 +49,20 @@ class DecodeGraphTest : public StepRunnerTestBase,
     EXPECT_EQ(Run(prefill).outcome(), v1::STEP_OUTCOME_OK);
     recording_->TakeOps();
     EXPECT_EQ(Run(decode).outcome(), v1::STEP_OUTCOME_OK);
-    return RecordingBackend::GraphOps(recording_->TakeOps());
+    const std::vector<RecordedOp> ops = recording_->TakeOps();
+    for (const RecordedOp& op : ops) {
+      if (op.name == "GraphBegin") key_ = op.args;
+    }
+    return RecordingBackend::GraphOps(ops);
   }
 
+  DeferralLimits limits_{.max_deferred = 1, .max_mass = 1};
   RecordingBackend* recording_ = nullptr;
+  std::string key_;  // of the last decode's graph
 };
+
+class LanesGraphTest : public DecodeGraphTest {};
+class DeferralGraphTest : public DecodeGraphTest {};
 
 TEST_P(DecodeGraphTest, OpsAreTheSameWithinABucket) {
   if (IsSkipped()) return;
@@ -71,9 +88,59 @@ TEST_P(DecodeGraphTest, PrefillRunsEagerly) {
   EXPECT_TRUE(RecordingBackend::GraphOps(recording_->TakeOps()).empty());
 }
 
+// Where rows are cut follows measured times, so the key says which steps have to be alike.
+TEST_P(LanesGraphTest, StepsOfOneKeyAreOneGraph) {
+  if (IsSkipped()) return;
+  std::map<std::string, std::vector<RecordedOp>> graphs;
+  int again = 0;
+  for (uint32_t i = 0; i < 12; ++i) {
+    const auto ops = DecodeOps({std::vector<uint32_t>(1 + 3 * i, 77 + i), {12, 13 + i}, {9}, {i}});
+    const auto [at, fresh] = graphs.try_emplace(key_, ops);
+    again += fresh ? 0 : 1;
+    EXPECT_EQ(at->second, ops) << key_;
+    EXPECT_EQ(key_.find("second_bucket=0"), std::string::npos) << key_;
+  }
+  EXPECT_GE(again, 6);
+}
+
+// Whether a step defers is device memory: a step that the planner makes plain is the same graph.
+TEST_P(DeferralGraphTest, IsTheSameWithAndWithout) {
+  if (IsSkipped()) return;
+  const auto names = [](const std::vector<RecordedOp>& ops) {
+    std::vector<std::string> out;
+    for (const RecordedOp& op : ops) out.push_back(op.name);
+    return out;
+  };
+  const auto deferring = names(DecodeOps({{2}, {3}}));
+  EXPECT_GT(model_->runner().pipeline().counters().deferred_picks, 0u);
+  GoldenOptions options;
+  options.wrap = [this](CpuBackend& backend) {
+    auto recording = std::make_unique<RecordingBackend>(&backend);
+    recording_ = recording.get();
+    return recording;
+  };
+  options.pipeline.mode = PlannerOptions::Mode::kPlain;
+  options.pipeline.deferral = limits_;
+  Load(GetParam().model, options);
+  EXPECT_EQ(deferring, names(DecodeOps({{2}, {3}})));
+  EXPECT_EQ(model_->runner().pipeline().counters().deferred_picks, 0u);
+}
+
+std::string CaseName(const ::testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
+
+using Mode = PlannerOptions::Mode;
 INSTANTIATE_TEST_SUITE_P(Models, DecodeGraphTest,
-                         ::testing::Values("llama", "qwen3_moe", "deepseek_v3"),
-                         [](const auto& info) { return info.param; });
+                         ::testing::Values(GraphCase{"llama", Mode::kPlain, "llama"},
+                                           GraphCase{"qwen3_moe", Mode::kPlain, "qwen3_moe"},
+                                           GraphCase{"deepseek_v3", Mode::kPlain, "deepseek_v3"}),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Models, LanesGraphTest,
+                         ::testing::Values(GraphCase{"qwen3_moe", Mode::kPingPong, "pingpong"},
+                                           GraphCase{"deepseek_v3", Mode::kBoth, "both"}),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Models, DeferralGraphTest,
+                         ::testing::Values(GraphCase{"qwen3_moe", Mode::kDeferral, "qwen3_moe"}),
+                         CaseName);
 
 }  // namespace
 }  // namespace tandem::gpu

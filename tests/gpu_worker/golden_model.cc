@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
   ASSIGN_OR_RETURN(model->runner_, StepRunner::Create(backend, spec, model->weights_, model->cache_,
                                                       {.max_step_rows = options.max_step_rows,
                                                        .max_sequences = options.max_sequences,
-                                                       .max_context = options.max_context}));
+                                                       .max_context = options.max_context,
+                                                       .pipeline = options.pipeline}));
   if (spec.moe.experts > 0) {
     expert::LoadProgress progress;
     ASSIGN_OR_RETURN(model->experts_,
@@ -147,7 +148,7 @@ std::vector<std::vector<uint32_t>> GoldenDriver::Generate(const std::vector<Feed
   std::map<uint64_t, uint32_t> done;
   for (const Feed& feed : feeds) {
     traces_[feed.id].hidden.resize(model_.spec().layers.size() + 1);
-    traces_[feed.id].picks.resize(model_.runner().decoder().activations().picks.size());
+    traces_[feed.id].picks.resize(model_.runner().decoder().picks().size());
     sampled_[feed.id].clear();
   }
   for (bool first = true;; first = false) {
@@ -194,11 +195,21 @@ void GoldenDriver::Run(const worker::v1::Step& step) {
   }
 }
 
-void GoldenDriver::OnHidden(int layer, ConstMatrix hidden) {
+const GoldenDriver::RowOwner& GoldenDriver::OwnerOf(int place) const {
+  const StepPlan& plan = model_.runner().plan();
+  for (int row = 0; row < plan.rows(); ++row) {
+    if (plan.place_of(row) == place) return rows_[static_cast<size_t>(row)];
+  }
+  TANDEM_CHECK(false);
+  return rows_[0];
+}
+
+void GoldenDriver::OnHidden(int layer, int first_row, Rows rows, ConstMatrix hidden) {
   ASSERT_TRUE(model_.backend().Synchronize().ok());
-  for (size_t row = 0; row < rows_.size(); ++row) {
-    const float* begin = hidden.data + static_cast<int64_t>(row) * hidden.ld;
-    traces_[rows_[row].id].hidden[static_cast<size_t>(layer)][rows_[row].position].assign(
+  for (int row = 0; row < *rows.count; ++row) {
+    const RowOwner& owner = OwnerOf(first_row + row);
+    const float* begin = hidden.data + row * hidden.ld;
+    traces_[owner.id].hidden[static_cast<size_t>(layer)][owner.position].assign(
         begin, begin + model_.spec().hidden);
   }
 }
@@ -206,18 +217,20 @@ void GoldenDriver::OnHidden(int layer, ConstMatrix hidden) {
 void GoldenDriver::OnLogits(const int32_t* indices, const int32_t* count, ConstMatrix logits) {
   ASSERT_TRUE(model_.backend().Synchronize().ok());
   for (int i = 0; i < *count; ++i) {
-    const RowOwner& owner = rows_[static_cast<size_t>(indices[i])];
+    const RowOwner& owner = OwnerOf(indices[i]);
     const float* begin = logits.data + i * logits.ld;
     traces_[owner.id].logits[owner.position].assign(begin, begin + model_.spec().vocab);
   }
 }
 
 void GoldenDriver::RecordPicks() {
-  const auto& layers = model_.runner().decoder().activations().picks;
+  const auto& layers = model_.runner().decoder().picks();
   const auto top_k = static_cast<size_t>(model_.spec().moe.top_k);
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     for (size_t row = 0; row < rows_.size(); ++row) {
-      const uint16_t* ids = layers[layer].ids + row * top_k;
+      const auto place =
+          static_cast<size_t>(model_.runner().plan().place_of(static_cast<int>(row)));
+      const uint16_t* ids = layers[layer].ids + place * top_k;
       traces_[rows_[row].id].picks[layer][rows_[row].position].assign(ids, ids + top_k);
     }
   }

@@ -29,6 +29,7 @@ struct GoldenOptions {
   int max_step_rows = 256;
   int max_sequences = 4;
   int max_context = 256;
+  PipelineOptions pipeline = {};
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };
@@ -88,7 +89,7 @@ class GoldenDriver : public DecoderTap {
                                               uint32_t new_tokens);
   const Trace& trace(uint64_t id) const { return traces_.at(id); }
 
-  void OnHidden(int layer, ConstMatrix hidden) override;
+  void OnHidden(int layer, int first_row, Rows rows, ConstMatrix hidden) override;
   void OnLogits(const int32_t* indices, const int32_t* count, ConstMatrix logits) override;
 
  private:
@@ -96,6 +97,8 @@ class GoldenDriver : public DecoderTap {
     uint64_t id;
     uint32_t position;
   };
+  // Of a row of the step's buffers.
+  const RowOwner& OwnerOf(int place) const;
   void AddStart(worker::v1::Step& step, const Feed& feed, uint32_t new_tokens) const;
   void AddChunk(worker::v1::Step& step, const Feed& feed, uint32_t begin, uint32_t end);
   void AddDecode(worker::v1::Step& step, const Feed& feed, uint32_t position);

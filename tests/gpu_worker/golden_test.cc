@@ -84,7 +84,7 @@ void GoldenTest::ExpectHidden(const Trace& trace) const {
 }
 
 void GoldenTest::ExpectPicks(const Trace& trace) const {
-  const auto& layers = model_->runner().decoder().activations().picks;
+  const auto& layers = model_->runner().decoder().picks();
   const auto top_k = static_cast<size_t>(model_->spec().moe.top_k);
   for (size_t i = 0; i < layers.size(); ++i) {
     const std::string name = "seq0.router." + std::to_string(layers[i].layer) + ".indices";

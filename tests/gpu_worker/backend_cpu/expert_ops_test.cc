@@ -17,6 +17,7 @@ class FakeLink : public ExpertLink {
     limits_.top_k = 2;
   }
   const shm::BatchLimits& limits() const override { return limits_; }
+  bool overlaps() const override { return false; }
   int threads() const override { return threads_; }
   void BeginStep(uint64_t) override { error_ = LinkError::kNone; }
   void Submit(const Submission& s, int thread, int threads) override {

@@ -11,7 +11,7 @@ namespace {
 
 void AddInGraph(RecordingBackend& backend, float* x, const float* y, int bound,
                 const int32_t* count) {
-  backend.GraphBegin(bound);
+  backend.GraphBegin({.bucket = bound});
   AddArgs args;
   args.rows = {.bound = bound, .count = count};
   args.x = {x, 4};

@@ -182,6 +182,7 @@ void EngineCore::OnStepDone(const StepOut& step, const worker::v1::StepResult& r
   const int64_t duration = measured_us > 0 ? measured_us * 1000 : now - step.sent_ns;
   if (step.decodes + step.prompt_tokens > 0) {
     scheduler_->ObserveStep(step.decodes, step.prompt_tokens, duration);
+    scheduler_->Advise(step.decodes, result.timing().advised_prefill_rows());
     metrics_->ObserveStep(duration, step.decodes + step.prompt_tokens);
   }
   for (const Progress& p : *progress) {

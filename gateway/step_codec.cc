@@ -133,6 +133,7 @@ worker::v1::StepRequest EncodeStep(const StepPlan& plan, uint64_t epoch,
   worker::v1::Step* step = request.mutable_step();
   step->set_step_id(plan.step_id);
   step->set_epoch(epoch);
+  step->set_target_us(static_cast<uint64_t>(plan.target_ns / 1000));
   step->mutable_release_sequence_ids()->Add(plan.released.begin(), plan.released.end());
   for (const PlannedSequence& planned : plan.sequences) {
     if (planned.start) EncodeStart(planned, rules_of(planned.request), step->add_starts());

@@ -209,6 +209,8 @@ void GpuEngine::Count(const worker::v1::StepResult& result) {
   counters_.rows += result.timing().rows();
   counters_.step_us += result.timing().total_us();
   counters_.expert_wait_us += result.timing().expert_wait_us();
+  counters_.pipeline = model_->pipeline().counters();
+  counters_.stalls = model_->pipeline().stalls();
 }
 
 void GpuEngine::Send(Session& session, const worker::v1::StepResponse& response) {

@@ -61,6 +61,8 @@ class GpuEngine {
     uint64_t reattachments = 0;
     uint64_t kv_bytes = 0;
     uint64_t activation_bytes = 0;
+    PipelineCounters pipeline;
+    std::vector<StepMeter::LayerStall> stalls;
   };
 
   explicit GpuEngine(const WorkerOptions& options);
@@ -130,7 +132,7 @@ class GpuEngine {
   bool running_ = false;            // the executor is in a step of session_
   bool heartbeat_writing_ = false;  // the heartbeat thread uses session_'s sink
   std::atomic<uint64_t> running_step_id_{0};
-  Counters counters_;
+  Counters counters_;  // the model's own ones are copied in after each step
   // Made by the executor before phase_ becomes kReady; destroyed by it.
   std::unique_ptr<LoadedModel> model_;
 

@@ -6,6 +6,42 @@
 #include "common/hw/cpu_features.h"
 
 namespace tandem::gpu {
+namespace {
+
+constexpr double kSeconds = 1e-9;  // of a ns
+
+void AddPipeline(const GpuEngine::Counters& counters, FamilyList& list) {
+  const PipelineCounters& pipeline = counters.pipeline;
+  for (size_t i = 0; i < pipeline.steps.size(); ++i) {
+    list.Counter("tandem_gpu_worker_pipeline_steps_total", "Steps by how they were pipelined",
+                 static_cast<double>(pipeline.steps[i]),
+                 {{"policy", StepPolicyName(static_cast<StepPolicy>(i))}});
+  }
+  list.Counter("tandem_gpu_worker_routed_rows_total",
+               "Rows times layers whose picks may be deferred or resident",
+               static_cast<double>(pipeline.routed_rows));
+  list.Counter("tandem_gpu_worker_deferred_picks_total",
+               "Experts of a row whose sums came a layer late",
+               static_cast<double>(pipeline.deferred_picks));
+  list.Counter("tandem_gpu_worker_deferred_mass_rows_total",
+               "Share of router weight that was deferred, summed over the routed rows",
+               pipeline.deferred_mass);
+  list.Counter("tandem_gpu_worker_measured_steps_total", "Steps that the layer stalls are of",
+               static_cast<double>(pipeline.measured_steps));
+  for (const StepMeter::LayerStall& stall : counters.stalls) {
+    list.Counter("tandem_gpu_worker_layer_stall_seconds_total",
+                 "Time that a side waited for the other, by layer",
+                 static_cast<double>(stall.device_ns) * kSeconds,
+                 {{"layer", std::to_string(stall.layer)}, {"side", "device"}});
+    list.Counter("tandem_gpu_worker_layer_stall_seconds_total",
+                 "Time that a side waited for the other, by layer",
+                 static_cast<double>(stall.experts_ns) * kSeconds,
+                 {{"layer", std::to_string(stall.layer)}, {"side", "experts"}});
+  }
+}
+
+}  // namespace
+
 std::vector<prometheus::MetricFamily> GpuRegistry::Collect() const {
   std::vector<prometheus::MetricFamily> families = prometheus::Registry::Collect();
   const GpuEngine::State state = engine_->state();
@@ -38,6 +74,7 @@ std::vector<prometheus::MetricFamily> GpuRegistry::Collect() const {
   list.Counter("tandem_gpu_worker_expert_wait_seconds_total",
                "Part of it that went to handing rows to experts and waiting for them",
                static_cast<double>(counters.expert_wait_us) * 1e-6);
+  AddPipeline(counters, list);
   list.Counter("tandem_gpu_worker_expert_reattachments_total",
                "Links to expert workers made anew after a loss",
                static_cast<double>(counters.reattachments));

@@ -244,25 +244,25 @@ StepPolicy PipelinePlanner::policy(const StepShape& shape) const {
   return classes_[static_cast<size_t>(ClassOf(shape))].current;
 }
 
-// Steps with prompt rows, by their mean rows and time, joined by straight lines.
+// Steps with prompt rows, by their mean rows and time, joined by straight lines; beyond the largest
+// the last of them goes on to twice its rows, so that larger steps are met with care.
 int PipelinePlanner::AdvisedPrefillRows(int decode_rows, int64_t target_ns) const {
   const auto target = static_cast<double>(target_ns);
-  double rows_before = 0, ns_before = 0;
-  double advised = 0;
+  double rows = 0, ns = 0;  // the point before
+  double slope = 0;         // rows a ns
+  double most_rows = 0;
   for (size_t i = 0; i < classes_.size(); i += 2) {
     const Class& c = classes_[i];
     if (c.step_ns <= 0) continue;
-    if (c.step_ns <= target) {
-      advised = c.step_rows;
-    } else {
-      const double slope = (c.step_rows - rows_before) / std::max(c.step_ns - ns_before, 1.0);
-      advised = std::max(rows_before + slope * std::max(target - ns_before, 0.0), 1.0);
-      break;
-    }
-    rows_before = c.step_rows;
-    ns_before = c.step_ns;
+    slope = (c.step_rows - rows) / std::max(c.step_ns - ns, 1.0);
+    most_rows = 2 * c.step_rows;
+    if (c.step_ns > target) break;
+    rows = c.step_rows;
+    ns = c.step_ns;
   }
-  return advised <= 0 ? 0 : std::max(static_cast<int>(advised) - decode_rows, 1);
+  if (most_rows == 0) return 0;
+  const double advised = std::min(rows + slope * std::max(target - ns, 0.0), most_rows);
+  return std::max(static_cast<int>(advised) - decode_rows, 1);
 }
 
 }  // namespace tandem::gpu

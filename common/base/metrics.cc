@@ -123,12 +123,18 @@ void FamilyList::Gauge(std::string_view name, std::string_view help, double valu
   metric.label = std::move(labels);
 }
 
-void FamilyList::Counter(std::string_view name, std::string_view help, double value) {
-  Add(name, help, prometheus::MetricType::Counter).counter.value = value;
+void FamilyList::Counter(std::string_view name, std::string_view help, double value,
+                         std::vector<prometheus::ClientMetric::Label> labels) {
+  prometheus::ClientMetric& metric = Add(name, help, prometheus::MetricType::Counter);
+  metric.counter.value = value;
+  metric.label = std::move(labels);
 }
 
 prometheus::ClientMetric& FamilyList::Add(std::string_view name, std::string_view help,
                                           prometheus::MetricType type) {
+  if (!families_->empty() && families_->back().name == name) {
+    return families_->back().metric.emplace_back();
+  }
   prometheus::MetricFamily& family = families_->emplace_back();
   family.name = std::string(name);
   family.help = std::string(help);

@@ -41,9 +41,11 @@ class FamilyList {
 
   void Gauge(std::string_view name, std::string_view help, double value,
              std::vector<prometheus::ClientMetric::Label> labels = {});
-  void Counter(std::string_view name, std::string_view help, double value);
+  void Counter(std::string_view name, std::string_view help, double value,
+               std::vector<prometheus::ClientMetric::Label> labels = {});
 
  private:
+  // Metrics of one name that follow each other are one family.
   prometheus::ClientMetric& Add(std::string_view name, std::string_view help,
                                 prometheus::MetricType type);
 

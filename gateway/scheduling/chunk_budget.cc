@@ -17,11 +17,24 @@ void Mix(double sample, double* average) {
 uint32_t ChunkBudget::Tokens(uint32_t decodes) const {
   if (options_.fixed_tokens > 0) return std::min(options_.fixed_tokens, options_.max_tokens);
   if (decodes == 0) return options_.max_tokens;
-  if (prompt_token_ns_ <= 0) return std::min(options_.first_tokens, options_.max_tokens);
-  const double limit_ns = std::max(static_cast<double>(options_.target_ns), 2 * decode_step_ns_);
-  const double tokens = (limit_ns - decode_step_ns_) / prompt_token_ns_;
   const double low = std::min(options_.min_tokens, options_.max_tokens);
-  return static_cast<uint32_t>(std::clamp(tokens, low, static_cast<double>(options_.max_tokens)));
+  const auto bounded = [&](double tokens) {
+    return static_cast<uint32_t>(std::clamp(tokens, low, static_cast<double>(options_.max_tokens)));
+  };
+  if (advised_rows_ > 0)
+    return bounded(static_cast<double>(advised_rows_) - static_cast<double>(decodes));
+  if (prompt_token_ns_ <= 0) return std::min(options_.first_tokens, options_.max_tokens);
+  const auto limit = static_cast<double>(limit_ns());
+  return bounded((limit - decode_step_ns_) / prompt_token_ns_);
+}
+
+int64_t ChunkBudget::limit_ns() const {
+  if (options_.fixed_tokens > 0) return 0;
+  return std::max(options_.target_ns, static_cast<int64_t>(2 * decode_step_ns_));
+}
+
+void ChunkBudget::Advise(uint32_t decodes, uint32_t prompt_tokens) {
+  advised_rows_ = prompt_tokens == 0 ? 0 : decodes + prompt_tokens;
 }
 
 void ChunkBudget::Observe(uint32_t decodes, uint32_t prompt_tokens, int64_t duration_ns) {

@@ -78,6 +78,7 @@ struct StepPlan {
   std::vector<PlannedSequence> sequences;
   uint32_t decodes = 0;
   uint32_t prompt_tokens = 0;
+  int64_t target_ns = 0;  // of the step's time, for the worker's advice; 0: none is wanted
 };
 
 enum class WorkerEnd : uint8_t { kNone, kStopToken, kMaxTokens, kNumericError, kInactive };
@@ -132,6 +133,8 @@ class Scheduler {
   void ObserveStep(uint32_t decodes, uint32_t prompt_tokens, int64_t duration_ns) {
     chunks_.Observe(decodes, prompt_tokens, duration_ns);
   }
+  // What the worker advises for a step's prompt tokens beside so many decodes; 0: nothing.
+  void Advise(uint32_t decodes, uint32_t prompt_tokens) { chunks_.Advise(decodes, prompt_tokens); }
 
   size_t steps_out() const { return steps_.size(); }
   size_t waiting() const { return waiting_.size(); }

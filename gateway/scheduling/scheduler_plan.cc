@@ -46,6 +46,7 @@ void Scheduler::PlanDecodes(StepPlan* plan, Step* step) {
 }
 
 void Scheduler::PlanPrompts(StepPlan* plan, Step* step) {
+  plan->target_ns = chunks_.limit_ns();
   uint32_t budget = std::min(chunks_.Tokens(plan->decodes), options_.max_step_rows - plan->decodes);
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence* sequence = running_[i];

@@ -251,7 +251,9 @@ TEST(PipelinePlanner, AdvisesThePromptRowsThatFitTheTarget) {
   }
   EXPECT_NEAR(planner.AdvisedPrefillRows(4, 30'000'000), 196, 3);
   EXPECT_NEAR(planner.AdvisedPrefillRows(4, 50'000'000), 396, 5);
-  EXPECT_EQ(planner.AdvisedPrefillRows(4, 90'000'000), 512);  // no further than what was seen
+  EXPECT_NEAR(planner.AdvisedPrefillRows(4, 80'000'000), 696, 5);
+  // No further than twice what was seen.
+  EXPECT_EQ(planner.AdvisedPrefillRows(4, 900'000'000), 2 * 516 - 4);
   EXPECT_GE(planner.AdvisedPrefillRows(4, 1'000'000), 1);
 }
 

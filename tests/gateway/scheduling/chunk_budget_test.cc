@@ -33,6 +33,23 @@ TEST(ChunkBudget, LetsPromptsDoubleASlowDecodeStep) {
   EXPECT_NEAR(budget.Tokens(4), 200, 1);
 }
 
+TEST(ChunkBudget, FollowsTheWorkersAdvice) {
+  ChunkBudget budget({.max_tokens = 512, .target_ns = 50'000'000, .min_tokens = 16});
+  EXPECT_EQ(budget.limit_ns(), 50'000'000);
+  budget.Observe(4, 0, 40'000'000);
+  budget.Observe(4, 100, 60'000'000);
+  EXPECT_EQ(budget.limit_ns(), 80'000'000);  // a slow decode step may double
+  budget.Advise(4, 96);
+  EXPECT_EQ(budget.Tokens(4), 96u);
+  EXPECT_EQ(budget.Tokens(10), 90u);  // rows are rows
+  EXPECT_EQ(budget.Tokens(99), 16u);
+  EXPECT_EQ(budget.Tokens(0), 512u);
+  budget.Advise(4, 0);
+  EXPECT_NEAR(budget.Tokens(4), 200, 1);
+  const ChunkBudget fixed({.fixed_tokens = 5, .max_tokens = 512, .target_ns = 1});
+  EXPECT_EQ(fixed.limit_ns(), 0);
+}
+
 TEST(ChunkBudget, NeverFallsUnderTheSmallestChunk) {
   ChunkBudget budget({.max_tokens = 4096, .target_ns = 1'000, .min_tokens = 16});
   budget.Observe(1, 0, 1'000'000);

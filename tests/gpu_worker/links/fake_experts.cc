@@ -1,5 +1,8 @@
 #include "tests/gpu_worker/links/fake_experts.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -75,7 +78,16 @@ void FakeExperts::Delay(const shm::ExpertBatch& batch, int thread) const {
       std::chrono::microseconds((mixed >> 33) % static_cast<uint64_t>(max_us)));
 }
 
+void FakeExperts::DieIf(Phase phase, const shm::ExpertBatch& batch, int threads) {
+  if (phase != death_.phase || batch.step != death_.step || batch.lane != death_.lane ||
+      batch.layer != death_.layer) {
+    return;
+  }
+  if (arrived_.fetch_add(1) + 1 == threads) kill(getpid(), SIGKILL);
+}
+
 void FakeExperts::Run(const shm::ExpertBatch& batch, int thread, int threads) {
+  DieIf(Phase::kTakenUp, batch, threads);
   Delay(batch, thread);
   if (thread == 0) runs_.fetch_add(1);
   const Carry& carry = carries_[batch.lane];
@@ -91,9 +103,11 @@ void FakeExperts::Run(const shm::ExpertBatch& batch, int thread, int threads) {
     batch.out[i] = add ? sum + carry.sums[i] : sum;
   }
   Tick(batch);
+  DieIf(Phase::kComputed, batch, threads);
 }
 
 void FakeExperts::RunDeferred(const shm::ExpertBatch& batch, int thread, int threads) {
+  DieIf(Phase::kDeferred, batch, threads);
   Delay(batch, thread);
   Carry& carry = carries_[batch.lane];
   const uint64_t elements = uint64_t{batch.rows} * batch.hidden;

@@ -37,6 +37,16 @@ class FakeExperts final : public shm::BatchHandler {
   void set_max_delay_us(int us) { max_delay_us_.store(us); }
   // Run blocks from the next batch on, without ticks, until cleared.
   void set_hang(bool hang) { hang_.store(hang); }
+  // Where this process is killed by its own hand: when the last thread has come that far.
+  enum class Phase : uint8_t { kNever, kTakenUp, kComputed, kDeferred };
+  struct Death {
+    Phase phase = Phase::kNever;
+    uint64_t step = 0;
+    uint32_t lane = 0;
+    uint32_t layer = 0;
+  };
+  // Before the step starts.
+  void set_death(const Death& death) { death_ = death; }
   uint64_t runs() const { return runs_.load(); }
 
  private:
@@ -49,6 +59,7 @@ class FakeExperts final : public shm::BatchHandler {
     bool any = false;
   };
   void Delay(const shm::ExpertBatch& batch, int thread) const;
+  void DieIf(Phase phase, const shm::ExpertBatch& batch, int threads);
 
   const int worker_;
   shm::BatchLimits limits_;
@@ -56,6 +67,8 @@ class FakeExperts final : public shm::BatchHandler {
   std::atomic<int> max_delay_us_{0};
   std::atomic<bool> hang_{false};
   std::atomic<uint64_t> runs_{0};
+  Death death_;
+  std::atomic<int> arrived_{0};  // threads at the place of death
 };
 
 // The same by a plain loop, with the carries of the lanes of one worker. Start a step with a new

@@ -99,6 +99,37 @@ TEST_P(LinkDeath, KilledExpertWorkerFailsTheStepAtOnceAndLeavesNothing) {
   EXPECT_EQ(MappingsNamed("memfd:tandem-link"), 0);
 }
 
+// Taken up, computed but not answered, answered with deferred picks to do; in the first and the
+// second half of a ping-pong step; in the first, a middle and the last layer.
+TEST_P(LinkDeath, KilledInEveryPhaseFailsTheStepAndNothingIsMixed) {
+  using Phase = FakeExperts::Phase;
+  for (const Phase phase : {Phase::kTakenUp, Phase::kComputed, Phase::kDeferred}) {
+    for (const uint32_t lane : {0u, 1u}) {
+      for (const uint32_t layer : {0u, 2u, 3u}) {
+        if (phase == Phase::kDeferred && layer == 3) continue;  // the last layer defers nothing
+        PeerProcess worker(ExpertArguments());
+        ASSERT_EQ(worker.ReadLine(), "ready");
+        auto link = AttachTo(&worker, threads());
+        ASSERT_NE(link, nullptr);
+        std::ostringstream order;
+        order << "die " << static_cast<unsigned>(phase) << " 2 " << lane << " " << layer;
+        ASSERT_EQ(worker.Ask(order.str()), "ok");
+        int mismatches = 0;
+        StepSpec spec{.step = 1, .layers = 4, .rows_of_lane = {3, 2}, .deferred = true};
+        EXPECT_TRUE(RunStep(link.get(), spec, 1, &mismatches).ok());
+        EXPECT_EQ(mismatches, 0);
+        spec.step = 2;
+        EXPECT_EQ(RunStep(link.get(), spec, 2, &mismatches).code(), absl::StatusCode::kUnavailable)
+            << order.str();
+        EXPECT_TRUE(link->broken());
+        // Calls of a broken link return at once.
+        spec.step = 3;
+        EXPECT_FALSE(RunStep(link.get(), spec, 3, &mismatches).ok());
+      }
+    }
+  }
+}
+
 TEST_P(LinkDeath, KilledExpertWorkerIsNoticedWhileIdle) {
   PeerProcess worker(ExpertArguments());
   ASSERT_EQ(worker.ReadLine(), "ready");

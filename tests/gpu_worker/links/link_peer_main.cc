@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -26,6 +27,14 @@ int ExpertMain(const std::string& socket, int threads, const std::string& placem
       Answer(ticket.ok() ? TicketToText(*ticket) : "error");
     } else if (line == "hang" || line == "unhang") {
       worker.experts().set_hang(line == "hang");
+      Answer("ok");
+    } else if (line.starts_with("die ")) {
+      // "die PHASE STEP LANE LAYER"
+      FakeExperts::Death death;
+      unsigned phase = 0;
+      std::istringstream(line.substr(4)) >> phase >> death.step >> death.lane >> death.layer;
+      death.phase = static_cast<FakeExperts::Phase>(phase);
+      worker.experts().set_death(death);
       Answer("ok");
     } else if (line == "open") {
       const auto state = worker.loop().state();

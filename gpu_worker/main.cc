@@ -82,7 +82,7 @@ void AddPipelineFlags(OptionParser& parser, Flags& flags) {
              "Experts of a token and layer whose sums may come a layer late; 0: exact",
              &flags.max_deferred, {.min = 0, .max = 256});
   parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
-             &flags.max_deferred_mass);
+             &flags.max_deferred_mass, {.min = 0, .max = 1});
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &flags.defer_prompts);
 }
 
@@ -96,9 +96,6 @@ PlannerOptions::Mode ParsePipeline(const std::string& name) {
 }
 
 absl::StatusOr<PipelineOptions> MakePipelineOptions(const Flags& flags) {
-  if (!(flags.max_deferred_mass >= 0 && flags.max_deferred_mass <= 1)) {
-    return absl::InvalidArgumentError("--max-deferred-mass is a share, 0 to 1");
-  }
   const bool deferral = flags.pipeline == "deferral" || flags.pipeline == "both";
   if (deferral && flags.max_deferred == 0) {
     return absl::InvalidArgumentError("--pipeline=" + flags.pipeline +

@@ -75,10 +75,14 @@ void OptionParser::Add(std::string_view name, std::string_view help, std::string
       ->capture_default_str();
 }
 
-void OptionParser::Add(std::string_view name, std::string_view help, double* value) {
-  Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-      ->capture_default_str();
+void OptionParser::Add(std::string_view name, std::string_view help, double* value,
+                       RealRange range) {
+  CLI::Option* option = Finish(app_->add_option(Flag(name), *value, std::string(help)), name)
+                            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+                            ->capture_default_str();
+  if (range.min > RealRange{}.min || range.max < RealRange{}.max) {
+    option->check(CLI::Range(range.min, range.max));
+  }
 }
 
 void OptionParser::AddFlag(std::string_view name, std::string_view help, bool* value) {

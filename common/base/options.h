@@ -25,6 +25,11 @@ class Option;
 
 namespace tandem {
 
+struct RealRange {
+  double min = std::numeric_limits<double>::lowest();
+  double max = std::numeric_limits<double>::max();
+};
+
 struct IntRange {
   int64_t min = std::numeric_limits<int64_t>::min();
   int64_t max = std::numeric_limits<int64_t>::max();
@@ -43,7 +48,7 @@ class OptionParser {
   void Add(std::string_view name, std::string_view help, int* value, IntRange range = {});
   void Add(std::string_view name, std::string_view help, int64_t* value, IntRange range = {});
   void Add(std::string_view name, std::string_view help, std::string* value);
-  void Add(std::string_view name, std::string_view help, double* value);
+  void Add(std::string_view name, std::string_view help, double* value, RealRange range = {});
   void AddFlag(std::string_view name, std::string_view help, bool* value);
   // Comma-separated.
   void AddList(std::string_view name, std::string_view help, std::vector<std::string>* values);

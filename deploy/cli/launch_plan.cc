@@ -146,6 +146,13 @@ absl::StatusOr<std::vector<uint32_t>> ExpertShares(const ServeOptions& options, 
 
 absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
   LaunchPlan plan;
+  // A worker that refuses its options would be started again and again.
+  const std::string& pipeline = inputs.options.pipeline;
+  if ((pipeline == "deferral" || pipeline == "both") && inputs.options.max_deferred == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--pipeline=", pipeline, " needs --max-deferred, how many experts of a token ",
+                     "may be deferred"));
+  }
   const int workers = ExpertWorkerCount(inputs.options, inputs.topology);
   auto shares = ExpertShares(inputs.options, workers);
   if (workers > 0 && !shares.ok()) return shares.status();

@@ -34,7 +34,7 @@ void ServeOptions::Register(OptionParser& parser) {
              "Experts of a token and layer whose sums may come a layer late; 0: exact",
              &max_deferred, {.min = 0, .max = 256});
   parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
-             &max_deferred_mass);
+             &max_deferred_mass, {.min = 0, .max = 1});
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &defer_prompts);
   parser.AddChoice("link", "Where routed experts run: own processes or the gpu_worker's", &link,
                    {"shm", "inprocess"});

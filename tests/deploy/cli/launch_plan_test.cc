@@ -102,6 +102,19 @@ TEST(LaunchPlan, RefusesSharesThatDoNotFitTheWorkers) {
   }
 }
 
+TEST(LaunchPlan, DeferralNeedsALimitAndReachesTheWorker) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.pipeline = "both";
+  EXPECT_THAT(MakeLaunchPlan(inputs).status().message(), HasSubstr("--max-deferred"));
+  inputs.options.max_deferred = 2;
+  inputs.options.max_deferred_mass = 0.15;
+  const auto plan = MakeLaunchPlan(inputs);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->gpu_worker.argv, Contains("--pipeline=both"));
+  EXPECT_THAT(plan->gpu_worker.argv, Contains("--max-deferred=2"));
+  EXPECT_THAT(plan->gpu_worker.argv, Contains("--max-deferred-mass=0.15"));
+}
+
 TEST(LaunchPlan, ThreadsLimitTheCpusOfEveryProcess) {
   LaunchInputs inputs = Inputs();
   inputs.options.threads = 1;

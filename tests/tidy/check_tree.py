@@ -37,6 +37,7 @@ ALLOWED = {
     "gpu_worker": COMMON | {"common/rpc", "proto/worker", "gpu_worker/links", "gpu_worker/backend_cpu"},
     "gpu_worker/links": COMMON | {"gpu_worker"},
     "gpu_worker/backend_cpu": COMMON | KERNELS | {"gpu_worker"},
+    "gpu_worker/backend_sim": COMMON | {"gpu_worker", "gpu_worker/backend_cpu"},
     "gateway/text": {"common/base"},
     "gateway/scheduling": {"common/base"},
     "gateway/api": {"common/base", "gateway", "gateway/text", "proto/serving"},

@@ -1,0 +1,151 @@
+#include "gpu_worker/backend_sim/sim_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/base/check.h"
+#include "gpu_worker/expert_link.h"
+
+namespace tandem::gpu {
+namespace {
+
+const int32_t* CountOf(const BlockCopyArgs&) { return nullptr; }
+template <typename Args>
+const int32_t* CountOf(const Args& args) {
+  return args.rows.count;
+}
+
+SimResource ResourceOf(Stream stream) {
+  return stream == Stream::kCompute ? SimResource::kCompute : SimResource::kCopy;
+}
+
+}  // namespace
+
+SimBackend::~SimBackend() {
+  device_.timeline.Drain(SimResource::kCompute);
+  device_.timeline.Drain(SimResource::kCopy);
+}
+
+void SimBackend::GraphBegin(int bucket) {
+  in_graph_ = true;
+  tensors_.GraphBegin(bucket);
+}
+
+void SimBackend::GraphEnd() {
+  in_graph_ = false;
+  tensors_.GraphEnd();
+}
+
+int64_t SimBackend::GapNs() const {
+  const SimMachine& machine = device_.machine;
+  return static_cast<int64_t>((in_graph_ ? machine.graph_gap_us : machine.launch_gap_us) * 1000);
+}
+
+void SimBackend::Charge(const int32_t* rows, int64_t duration_ns) {
+  device_.timeline.Advance(SimResource::kCompute, duration_ns);
+  device_.log.Add(SimOpRecord{.rows = rows, .duration_ns = duration_ns});
+}
+
+template <typename Args>
+void SimBackend::Enqueue(void (Backend::*op)(const Args&), const Args& args) {
+  device_.timeline.Post(SimResource::kCompute, [this, op, args, gap_ns = GapNs()] {
+    const OpCost cost = CostOf(device_.shape, args);
+    const SimMachine& machine = device_.machine;
+    (tensors_.*op)(args);
+    Charge(CountOf(args),
+           gap_ns + RoofNs(cost.bytes, machine.gpu_bandwidth_gbps, cost.flops, machine.gpu_tflops));
+  });
+}
+
+absl::Status SimBackend::Synchronize() {
+  device_.timeline.Drain(SimResource::kCompute);
+  device_.timeline.Drain(SimResource::kCopy);
+  LinkError first = LinkError::kNone;
+  for (const ExpertLink* link : std::exchange(links_, {})) {
+    if (first == LinkError::kNone) first = link->error();
+  }
+  const absl::Status tensors = tensors_.Synchronize();
+  return tensors.ok() ? LinkStatus(first) : tensors;
+}
+
+void SimBackend::ChargeTransfer(PcieWay way, size_t bytes, int64_t gap_ns) {
+  const int64_t begin_ns = device_.timeline.TimeNs(SimResource::kCompute) + gap_ns;
+  const int64_t transfer_ns = device_.pcie.TransferNs(way, static_cast<double>(bytes), begin_ns);
+  Charge(nullptr, gap_ns + device_.LatencyNs() + transfer_ns);
+}
+
+void SimBackend::CopyToDevice(void* device, const void* host, size_t bytes) {
+  const auto* begin = static_cast<const unsigned char*>(host);
+  std::vector<unsigned char> staged(begin, begin + bytes);
+  device_.timeline.Post(SimResource::kCompute,
+                        [this, device, staged = std::move(staged), gap_ns = GapNs()] {
+                          tensors_.CopyToDevice(device, staged.data(), staged.size());
+                          ChargeTransfer(PcieWay::kToDevice, staged.size(), gap_ns);
+                        });
+}
+
+void SimBackend::CopyToHost(void* host, const void* device, size_t bytes) {
+  device_.timeline.Post(SimResource::kCompute, [this, host, device, bytes, gap_ns = GapNs()] {
+    tensors_.CopyToHost(host, device, bytes);
+    ChargeTransfer(PcieWay::kToHost, bytes, gap_ns);
+  });
+}
+
+void SimBackend::CopyInBackground(void* device, const void* host, size_t bytes,
+                                  double charged_bytes) {
+  device_.timeline.Post(SimResource::kCopy, [this, device, host, bytes, charged_bytes] {
+    SimTimeline& timeline = device_.timeline;
+    const int64_t begin_ns = timeline.TimeNs(SimResource::kCopy);
+    const int64_t end_ns = device_.pcie.CopyEndNs(PcieWay::kToDevice, charged_bytes, begin_ns);
+    timeline.Advance(SimResource::kCopy, end_ns + device_.LatencyNs() - begin_ns);
+    timeline.Pace(SimResource::kCopy);
+    if (bytes > 0) std::memcpy(device, host, bytes);
+  });
+}
+
+void SimBackend::RecordEvent(Stream stream, int event) {
+  device_.timeline.RecordEvent(ResourceOf(stream), event);
+}
+
+void SimBackend::WaitEvent(Stream stream, int event) {
+  device_.timeline.WaitEvent(ResourceOf(stream), event);
+}
+
+void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
+  TANDEM_CHECK(args.link->threads() == 1);
+  TANDEM_DCHECK(args.x.ld == args.link->limits().hidden);
+  if (std::find(links_.begin(), links_.end(), args.link) == links_.end()) {
+    links_.push_back(args.link);
+  }
+  device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
+    Charge(args.rows.count, gap_ns);
+    Submission submission;
+    submission.lane = static_cast<uint32_t>(args.lane);
+    submission.layer = static_cast<uint32_t>(args.layer);
+    submission.rows = args.rows.count;
+    submission.max_rows = args.rows.bound;
+    submission.x = args.x.data;
+    submission.ids = args.ids;
+    submission.weights = args.weights;
+    args.link->Submit(submission, 0, 1);
+  });
+}
+
+void SimBackend::ExpertWait(const ExpertWaitArgs& args) {
+  TANDEM_DCHECK(args.out.ld == args.link->limits().hidden);
+  device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
+    Charge(args.rows.count, gap_ns);
+    Collection collection;
+    collection.lane = static_cast<uint32_t>(args.lane);
+    collection.layer = static_cast<uint32_t>(args.layer);
+    collection.rows = args.rows.count;
+    collection.max_rows = args.rows.bound;
+    collection.out = args.out.data;
+    collection.gather = Gather::kAdd;
+    args.link->Release(0);
+    args.link->Wait(collection, 0, 1);
+  });
+}
+
+}  // namespace tandem::gpu

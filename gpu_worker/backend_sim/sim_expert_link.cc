@@ -1,0 +1,131 @@
+#include "gpu_worker/backend_sim/sim_expert_link.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr double kRowBytes = 2;           // BF16, an element
+constexpr double kSumBytes = 4;           // F32, an element
+constexpr double kPickBytes = 2 + 4 + 1;  // expert id, weight, deferred
+
+}  // namespace
+
+SimExpertLink::SimExpertLink(SimDevice& device, ExpertLink& inner)
+    : device_(device),
+      inner_(inner),
+      lanes_(inner.limits().lanes),
+      seen_(inner.limits().num_experts) {
+  TANDEM_CHECK(inner.threads() == 1);
+}
+
+SimExpertLink::~SimExpertLink() { device_.timeline.Drain(SimResource::kExperts); }
+
+void SimExpertLink::BeginStep(uint64_t step) {
+  begun_step_ = step;
+  inner_.BeginStep(step);
+}
+
+// A count out of bounds is the inner link's to refuse; nothing is charged for it.
+int32_t SimExpertLink::RowsOf(const int32_t* rows, int32_t max_rows) const {
+  return *rows < 0 || *rows > max_rows ? 0 : *rows;
+}
+
+void SimExpertLink::Submit(const Submission& submission, int thread, int threads) {
+  TANDEM_DCHECK(thread == 0 && threads == 1 && submission.lane < lanes_.size());
+  static_cast<void>(thread);
+  static_cast<void>(threads);
+  SimTimeline& timeline = device_.timeline;
+  const double bytes = RowsOf(submission.rows, submission.max_rows) *
+                       (kRowBytes * device_.shape.big.hidden + kPickBytes * limits().top_k);
+  const int64_t transfer_ns =
+      device_.pcie.TransferNs(PcieWay::kToHost, bytes, timeline.TimeNs(SimResource::kCompute));
+  timeline.Advance(SimResource::kCompute, transfer_ns);
+  device_.log.Add(SimOpRecord{.kind = SimOpRecord::Kind::kSubmit,
+                              .rows = submission.rows,
+                              .lane = submission.lane,
+                              .layer = submission.layer,
+                              .duration_ns = transfer_ns});
+  timeline.Pace(SimResource::kCompute);
+  const int64_t arrival_ns = timeline.TimeNs(SimResource::kCompute) + device_.LatencyNs();
+  timeline.PostAt(SimResource::kExperts, arrival_ns,
+                  [this, submission, step = begun_step_] { Compute(submission, step); });
+}
+
+SimExpertLink::Load SimExpertLink::LoadOf(const Submission& submission, bool deferred) {
+  Load load;
+  ++count_;
+  const int64_t picks =
+      int64_t{RowsOf(submission.rows, submission.max_rows)} * int64_t{limits().top_k};
+  for (int64_t i = 0; i < picks; ++i) {
+    const uint16_t id = submission.ids[i];
+    const bool is_deferred = submission.deferred != nullptr && submission.deferred[i] != 0;
+    if (id >= seen_.size() || is_deferred != deferred) continue;  // none, resident or refused
+    ++load.picks;
+    load.experts += seen_[id] != count_ ? 1 : 0;
+    seen_[id] = count_;
+  }
+  return load;
+}
+
+int64_t SimExpertLink::CostNs(const Load& load) const {
+  const SimMachine& machine = device_.machine;
+  return RoofNs(load.experts * device_.shape.expert_bytes(), machine.cpu_bandwidth_gbps,
+                load.picks * device_.shape.expert_flops(), machine.cpu_tflops);
+}
+
+void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
+  SimTimeline& timeline = device_.timeline;
+  const int64_t begin_ns = timeline.TimeNs(SimResource::kExperts);
+  if (step != active_step_) idle_since_ns_ = begin_ns;  // idle between steps is no stall
+  active_step_ = step;
+  SimExpertRecord record{
+      .lane = submission.lane, .layer = submission.layer, .stall_ns = begin_ns - idle_since_ns_};
+  record.immediate_ns = static_cast<int64_t>(device_.machine.submission_us * 1000) +
+                        CostNs(LoadOf(submission, false));
+  record.deferred_ns = CostNs(LoadOf(submission, true));
+  device_.log.Add(record);  // complete before anyone may see the answer
+  inner_.Submit(submission, 0, 1);
+  timeline.Advance(SimResource::kExperts, record.immediate_ns);
+  timeline.Pace(SimResource::kExperts);
+  Lane& lane = lanes_[submission.lane];
+  {
+    const std::lock_guard lock(lane.mutex);
+    lane.answered = true;
+    lane.answer_ns = timeline.TimeNs(SimResource::kExperts);
+  }
+  lane.changed.notify_all();
+  timeline.Advance(SimResource::kExperts, record.deferred_ns);
+  idle_since_ns_ = timeline.TimeNs(SimResource::kExperts);
+}
+
+void SimExpertLink::Wait(const Collection& collection, int thread, int threads) {
+  TANDEM_DCHECK(thread == 0 && threads == 1 && collection.lane < lanes_.size());
+  static_cast<void>(thread);
+  static_cast<void>(threads);
+  SimTimeline& timeline = device_.timeline;
+  Lane& lane = lanes_[collection.lane];
+  const int64_t begin_ns = timeline.TimeNs(SimResource::kCompute);
+  {
+    std::unique_lock lock(lane.mutex);
+    lane.changed.wait(lock, [&] { return lane.answered; });
+    lane.answered = false;
+    timeline.AdvanceTo(SimResource::kCompute, lane.answer_ns + device_.LatencyNs());
+  }
+  const int64_t seen_ns = timeline.TimeNs(SimResource::kCompute);
+  const double bytes =
+      RowsOf(collection.rows, collection.max_rows) * kSumBytes * device_.shape.big.hidden;
+  const int64_t transfer_ns = device_.pcie.TransferNs(PcieWay::kToDevice, bytes, seen_ns);
+  timeline.Advance(SimResource::kCompute, transfer_ns);
+  device_.log.Add(SimOpRecord{.kind = SimOpRecord::Kind::kWait,
+                              .rows = collection.rows,
+                              .lane = collection.lane,
+                              .layer = collection.layer,
+                              .duration_ns = transfer_ns,
+                              .stall_ns = seen_ns - begin_ns});
+  inner_.Wait(collection, 0, 1);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,74 @@
+#pragma once
+
+// The experts' side of a simulated machine: another ExpertLink (the in-process one over a small
+// RoutedExperts) computes the sums, and each submission lasts as long as the described cores would
+// need for the described experts:
+//
+//   immediate part = submission overhead + max(distinct experts * bytes / bandwidth,
+//                                              picks * operations / peak)
+//   deferred part  = the same of the deferred picks, without the overhead, after the answer
+//
+// Rows and sums cross PCIe at the big model's width (rows BF16, sums F32), within the ops of the
+// compute stream that call Submit and Wait. Submissions of all lanes are taken up in their order by
+// one team. In wall mode the team is the timeline's experts' thread.
+//
+// Thread safety: as ExpertLink with threads() == 1, called by the device's compute stream; Begin-
+// and EndStep by the host. Ownership: borrows device and `inner`, which nobody else uses.
+// Errors: those of `inner`.
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "gpu_worker/backend_sim/sim_device.h"
+#include "gpu_worker/expert_link.h"
+
+namespace tandem::gpu {
+
+class SimExpertLink final : public ExpertLink {
+ public:
+  // REQUIRES: inner.threads() == 1.
+  SimExpertLink(SimDevice& device, ExpertLink& inner);
+  ~SimExpertLink() override;
+
+  const shm::BatchLimits& limits() const override { return inner_.limits(); }
+  int threads() const override { return 1; }
+  void BeginStep(uint64_t step) override;
+  void Submit(const Submission& submission, int thread, int threads) override;
+  void Wait(const Collection& collection, int thread, int threads) override;
+  absl::Status EndStep() override { return inner_.EndStep(); }
+  LinkError error() const override { return inner_.error(); }
+  bool broken() const override { return inner_.broken(); }
+  uint64_t ticks() const override { return inner_.ticks(); }
+
+ private:
+  struct Lane {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool answered = false;
+    int64_t answer_ns = 0;
+  };
+  // Distinct experts and picks of one part of a submission.
+  struct Load {
+    int experts = 0;
+    int picks = 0;
+  };
+
+  // On the experts' resource.
+  void Compute(const Submission& submission, uint64_t step);
+  Load LoadOf(const Submission& submission, bool deferred);
+  int64_t CostNs(const Load& load) const;
+  int32_t RowsOf(const int32_t* rows, int32_t max_rows) const;
+
+  SimDevice& device_;
+  ExpertLink& inner_;
+  std::vector<Lane> lanes_;
+  std::vector<uint32_t> seen_;  // [experts]: the last count that met the expert
+  uint32_t count_ = 0;
+  uint64_t begun_step_ = 0;   // host, and the compute stream during a step
+  uint64_t active_step_ = 0;  // experts' resource
+  int64_t idle_since_ns_ = 0;
+};
+
+}  // namespace tandem::gpu

@@ -101,6 +101,11 @@ OpCost CostOf(const SimShape&, const RouterArgs& args) {
   return Elementwise(args.rows, args.experts, 1);
 }
 
+OpCost CostOf(const SimShape&, const SplitPicksArgs& args) {
+  // Ids and weights in; ids of workers and of slots, and the deferred bytes out.
+  return {.bytes = RowCount(args.rows) * args.top_k * (2 + kF32 + 2 + 2 + 1)};
+}
+
 OpCost CostOf(const SimShape& shape, const GatherRowsArgs& args) {
   return Elementwise(args.rows, shape.Width(args.width), 2);
 }

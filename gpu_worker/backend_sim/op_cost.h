@@ -29,6 +29,7 @@ OpCost CostOf(const SimShape& shape, const LatentAttentionArgs& args);
 OpCost CostOf(const SimShape& shape, const SiluMulArgs& args);
 OpCost CostOf(const SimShape& shape, const AddArgs& args);
 OpCost CostOf(const SimShape& shape, const RouterArgs& args);
+OpCost CostOf(const SimShape& shape, const SplitPicksArgs& args);
 OpCost CostOf(const SimShape& shape, const GatherRowsArgs& args);
 OpCost CostOf(const SimShape& shape, const SampleArgs& args);
 OpCost CostOf(const SimShape& shape, const LogprobsArgs& args);

@@ -112,6 +112,13 @@ void SimBackend::WaitEvent(Stream stream, int event) {
   device_.timeline.WaitEvent(ResourceOf(stream), event);
 }
 
+void SimBackend::Stamp(int64_t* device_ns) {
+  device_.timeline.Post(SimResource::kCompute, [this, device_ns, gap_ns = GapNs()] {
+    Charge(nullptr, gap_ns);
+    *device_ns = device_.timeline.TimeNs(SimResource::kCompute);
+  });
+}
+
 void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
   TANDEM_CHECK(args.link->threads() == 1);
   TANDEM_DCHECK(args.x.ld == args.link->limits().hidden);
@@ -128,6 +135,7 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
     submission.x = args.x.data;
     submission.ids = args.ids;
     submission.weights = args.weights;
+    submission.deferred = args.deferred;
     args.link->Submit(submission, 0, 1);
   });
 }

@@ -6,9 +6,9 @@
 // events and the order of ops are those of a device: ops are enqueued and execute later (wall
 // mode), with the row counts that device memory holds then.
 //
-// Between GraphBegin and GraphEnd the gap is that of a replayed graph. CopyToDevice takes its bytes
-// at once, as CUDA does of pageable memory; CopyToHost's arrive by the next Synchronize, which
-// waits for both streams but not for experts' deferred work.
+// Stamp gives the timeline's time. Between GraphBegin and GraphEnd the gap is that of a replayed
+// graph. CopyToDevice takes its bytes at once, as CUDA does of pageable memory; CopyToHost's arrive
+// by the next Synchronize, which waits for both streams but not for experts' deferred work.
 //
 // Thread safety: one thread enqueues. Ownership: borrows device and tensors. `tensors` is called on
 // the device's threads, one at a time. Links must be made for one thread. Errors: those of links.
@@ -40,6 +40,7 @@ class SimBackend final : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override;
   void RecordEvent(Stream stream, int event) override;
   void WaitEvent(Stream stream, int event) override;
+  void Stamp(int64_t* device_ns) override;
   // A large copy in the background: `bytes` are moved, and `charged_bytes` of the big model's cost
   // bandwidth of PCIe. `host` must stay as it is until the copy is done.
   void CopyInBackground(void* device, const void* host, size_t bytes, double charged_bytes);
@@ -58,6 +59,7 @@ class SimBackend final : public Backend {
   void SiluMul(const SiluMulArgs& args) override { Enqueue(&Backend::SiluMul, args); }
   void Add(const AddArgs& args) override { Enqueue(&Backend::Add, args); }
   void Router(const RouterArgs& args) override { Enqueue(&Backend::Router, args); }
+  void SplitPicks(const SplitPicksArgs& args) override { Enqueue(&Backend::SplitPicks, args); }
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override { Enqueue(&Backend::GatherRows, args); }

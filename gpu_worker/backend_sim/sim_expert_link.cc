@@ -17,6 +17,7 @@ SimExpertLink::SimExpertLink(SimDevice& device, ExpertLink& inner)
     : device_(device),
       inner_(inner),
       lanes_(inner.limits().lanes),
+      times_(size_t{inner.limits().lanes} * inner.limits().num_layers),
       seen_(inner.limits().num_experts) {
   TANDEM_CHECK(inner.threads() == 1);
 }
@@ -86,7 +87,12 @@ void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
   record.immediate_ns = static_cast<int64_t>(device_.machine.submission_us * 1000) +
                         CostNs(LoadOf(submission, false));
   record.deferred_ns = CostNs(LoadOf(submission, true));
-  device_.log.Add(record);  // complete before anyone may see the answer
+  device_.log.Add(record);
+  const int64_t answer_ns = begin_ns + record.immediate_ns;
+  if (submission.layer < limits().num_layers) {
+    times_[size_t{submission.lane} * limits().num_layers + submission.layer] = {
+        step, {begin_ns, answer_ns, answer_ns + record.deferred_ns}};
+  }
   inner_.Submit(submission, 0, 1);
   timeline.Advance(SimResource::kExperts, record.immediate_ns);
   timeline.Pace(SimResource::kExperts);
@@ -94,11 +100,16 @@ void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
   {
     const std::lock_guard lock(lane.mutex);
     lane.answered = true;
-    lane.answer_ns = timeline.TimeNs(SimResource::kExperts);
+    lane.answer_ns = answer_ns;
   }
   lane.changed.notify_all();
   timeline.Advance(SimResource::kExperts, record.deferred_ns);
   idle_since_ns_ = timeline.TimeNs(SimResource::kExperts);
+}
+
+LayerTimes SimExpertLink::layer_times(uint32_t lane, uint32_t layer) const {
+  const StepTimes& entry = times_[size_t{lane} * limits().num_layers + layer];
+  return entry.step == begun_step_ ? entry.times : LayerTimes{};
 }
 
 void SimExpertLink::Wait(const Collection& collection, int thread, int threads) {

@@ -41,6 +41,8 @@ class SimExpertLink final : public ExpertLink {
   LinkError error() const override { return inner_.error(); }
   bool broken() const override { return inner_.broken(); }
   uint64_t ticks() const override { return inner_.ticks(); }
+  // The timeline's times.
+  LayerTimes layer_times(uint32_t lane, uint32_t layer) const override;
 
  private:
   struct Lane {
@@ -48,6 +50,10 @@ class SimExpertLink final : public ExpertLink {
     std::condition_variable changed;
     bool answered = false;
     int64_t answer_ns = 0;
+  };
+  struct StepTimes {
+    uint64_t step = 0;
+    LayerTimes times;
   };
   // Distinct experts and picks of one part of a submission.
   struct Load {
@@ -64,7 +70,8 @@ class SimExpertLink final : public ExpertLink {
   SimDevice& device_;
   ExpertLink& inner_;
   std::vector<Lane> lanes_;
-  std::vector<uint32_t> seen_;  // [experts]: the last count that met the expert
+  std::vector<StepTimes> times_;  // [lanes, layers], complete before the answer shows
+  std::vector<uint32_t> seen_;    // [experts]: the last count that met the expert
   uint32_t count_ = 0;
   uint64_t begun_step_ = 0;   // host, and the compute stream during a step
   uint64_t active_step_ = 0;  // experts' resource

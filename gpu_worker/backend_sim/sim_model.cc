@@ -115,8 +115,14 @@ const SimModel* FindSimModel(std::string_view name) {
   return found == std::end(kModels) ? nullptr : found;
 }
 
-nlohmann::json SmallConfig(const SimModel& model) {
+nlohmann::json BigConfig(const SimModel& model) {
   nlohmann::json config = nlohmann::json::parse(model.config);
+  if (model.layers > 0) config["num_hidden_layers"] = model.layers;
+  return config;
+}
+
+nlohmann::json SmallConfig(const SimModel& model) {
+  nlohmann::json config = BigConfig(model);
   config.update(nlohmann::json::parse(model.small));
   return config;
 }
@@ -174,7 +180,7 @@ absl::StatusOr<SimShape> MakeSimShape(const ModelSpec& small, const ModelSpec& b
 absl::StatusOr<SimShape> MakeSimShape(const SimModel& model) {
   const std::string name(model.name);
   ASSIGN_OR_RETURN(const ModelSpec big,
-                   ParseModelSpec(model.config, {.file = absl::StrCat(name, ".json")}));
+                   ModelSpecFromJson(BigConfig(model), {.file = absl::StrCat(name, ".json")}));
   ASSIGN_OR_RETURN(
       const ModelSpec small,
       ModelSpecFromJson(SmallConfig(model), {.file = absl::StrCat(name, "-small.json")}));

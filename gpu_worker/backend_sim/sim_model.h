@@ -32,13 +32,15 @@ struct SimModel {
   std::string_view config;  // what the model's config.json says of its shape
   std::string_view small;   // keys that the computed model has other values for
   SimWeightBytes bytes;
+  int layers = 0;  // 0: as many as the config says; else only the first ones
 };
 
 std::span<const SimModel> SimModels();
 // Null for an unknown name.
 const SimModel* FindSimModel(std::string_view name);
 
-// config.json of the computed model.
+// config.json of the described and of the computed model.
+nlohmann::json BigConfig(const SimModel& model);
 nlohmann::json SmallConfig(const SimModel& model);
 
 struct SimShape {

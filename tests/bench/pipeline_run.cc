@@ -1,0 +1,171 @@
+#include "tests/bench/pipeline_run.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "tests/bench/measure.h"
+#include "tests/bench/random_checkpoint.h"
+#include "tests/gpu_worker/step_test_util.h"
+
+namespace tandem::bench {
+namespace {
+
+using gpu::SimResource;
+
+constexpr int kBlockTokens = 16;
+constexpr int kPromptTokens = 4;     // of decoding streams: contexts are described, not computed
+constexpr int kDecodeContext = 256;  // room for the steps of a run
+constexpr int kVocab = 320;
+
+gpu::GoldenOptions ModelOptions(const Scenario& scenario) {
+  gpu::GoldenOptions options;
+  options.parity = false;
+  options.max_sequences = scenario.streams;
+  options.max_step_rows = std::max(scenario.prefill_rows, scenario.streams * kPromptTokens);
+  options.max_context =
+      scenario.prefill_rows > 0 ? scenario.prefill_rows + kBlockTokens : kDecodeContext;
+  return options;
+}
+
+absl::Status Offered(PipelinePolicy policy) {
+  if (policy == PipelinePolicy::kPlain) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("no policy ", NameOf(policy)));
+}
+
+}  // namespace
+
+const char* NameOf(PipelinePolicy policy) {
+  switch (policy) {
+    case PipelinePolicy::kPlain:
+      return "plain";
+    case PipelinePolicy::kDeferral:
+      return "deferral";
+    case PipelinePolicy::kPingPong:
+      return "pingpong";
+    case PipelinePolicy::kBoth:
+      return "both";
+    case PipelinePolicy::kPlanner:
+      return "planner";
+  }
+  return "";
+}
+
+absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(
+    const Scenario& scenario, PipelinePolicy policy, const std::string& dir,
+    const gpu::SimTimeline::Options& timeline) {
+  RETURN_IF_ERROR(Offered(policy));
+  std::unique_ptr<PipelineRun> run(new PipelineRun(scenario));
+  gpu::SimulatedOptions options;
+  options.machine = scenario.machine;
+  options.timeline = timeline;
+  ASSIGN_OR_RETURN(options.shape, gpu::MakeSimShape(scenario.model));
+  options.shape.context_offset = scenario.context_tokens;
+  options.golden = ModelOptions(scenario);
+  ASSIGN_OR_RETURN(run->model_, gpu::SimulatedModel::Load(dir, options));
+  if (scenario.prefill_rows == 0) RETURN_IF_ERROR(run->Start());
+  return run;
+}
+
+void PipelineRun::AddPrompt(worker::v1::Step& step, uint64_t id, int tokens,
+                            int first_block) const {
+  worker::v1::SequenceStart& start = gpu::AddStart(step, id);
+  start.mutable_stopping()->set_max_tokens(1'000'000);
+  // Streams differ, or they would all pick the same experts.
+  std::vector<uint32_t> ids;
+  for (int i = 0; i < tokens; ++i) {
+    ids.push_back(static_cast<uint32_t>(2 + (static_cast<int>(id) * 37 + i * 11) % (kVocab - 2)));
+  }
+  std::vector<uint32_t> blocks;
+  const int context = scenario_.prefill_rows > 0 ? tokens : kDecodeContext;
+  for (int i = 0; i < (context + kBlockTokens - 1) / kBlockTokens; ++i) {
+    blocks.push_back(static_cast<uint32_t>(first_block + i));
+  }
+  gpu::AddTokens(step, id, 0, ids, blocks, true);
+}
+
+absl::Status PipelineRun::Start() {
+  worker::v1::Step step;
+  for (int i = 0; i < scenario_.streams; ++i) {
+    AddPrompt(step, static_cast<uint64_t>(i) + 1, kPromptTokens, i * kDecodeContext / kBlockTokens);
+  }
+  return Run(step).status();
+}
+
+absl::StatusOr<StepSample> PipelineRun::Step() {
+  worker::v1::Step step;
+  if (scenario_.prefill_rows > 0) {
+    const auto id = static_cast<uint64_t>(++steps_);
+    step.add_release_sequence_ids(id - 1);
+    AddPrompt(step, id, scenario_.prefill_rows, 0);
+    return Run(step);
+  }
+  const auto position = static_cast<uint32_t>(kPromptTokens + steps_++);
+  for (int i = 0; i < scenario_.streams; ++i) {
+    gpu::AddDecode(step, static_cast<uint64_t>(i) + 1, position);
+  }
+  return Run(step);
+}
+
+absl::StatusOr<StepSample> PipelineRun::Run(const worker::v1::Step& step) {
+  gpu::SimDevice& device = model_->device();
+  // What the last step left the experts with is not this one's.
+  device.timeline.Drain(SimResource::kExperts);
+  device.log.Take();
+  const int64_t begin_ns = device.timeline.NowNs();
+  const TimePoint begin = Now();
+  worker::v1::StepResult result;
+  model_->model().runner().Run(step, result);
+  StepSample sample;
+  sample.wall_us = SecondsSince(begin) * 1e6 / device.timeline.options().dilation;
+  sample.virtual_us =
+      static_cast<double>(device.timeline.TimeNs(SimResource::kCompute) - begin_ns) * 1e-3;
+  if (result.outcome() != worker::v1::STEP_OUTCOME_OK) return absl::InternalError(result.error());
+  const gpu::SimLog::Records records = device.log.Take();
+  for (const auto& op : records.ops) {
+    sample.device_stall_us += static_cast<double>(op.stall_ns) * 1e-3;
+  }
+  for (const auto& expert : records.experts) {
+    sample.experts_stall_us += static_cast<double>(expert.stall_ns) * 1e-3;
+  }
+  sample.costs = CostsOf(records, device.LatencyNs());
+  return sample;
+}
+
+absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::string& dir) {
+  if (scenario.device_to_experts == 0) return scenario.machine;
+  gpu::SimMachine machine = scenario.machine;
+  // Transfers do not stretch with the device, so the factor is approached.
+  for (int round = 0; round < 4; ++round) {
+    Scenario slowed = scenario;
+    slowed.machine = machine;
+    ASSIGN_OR_RETURN(const std::unique_ptr<PipelineRun> run,
+                     PipelineRun::Create(slowed, PipelinePolicy::kPlain, dir, {}));
+    ASSIGN_OR_RETURN(const StepSample sample, run->Step());
+    const double ratio =
+        static_cast<double>(DeviceNs(sample.costs)) / static_cast<double>(ExpertsNs(sample.costs));
+    machine = gpu::SlowerGpu(machine, scenario.device_to_experts / ratio);
+  }
+  return machine;
+}
+
+absl::StatusOr<std::string> PipelineModels::DirOf(const gpu::SimModel& model) const {
+  // The same tensors serve every format of the described model.
+  const nlohmann::json config = gpu::SmallConfig(model);
+  const std::string name = absl::StrCat(config["model_type"].get<std::string>(), "-",
+                                        config["num_hidden_layers"].get<int>());
+  const std::filesystem::path dir = std::filesystem::path(root_) / name;
+  if (std::filesystem::exists(dir)) return dir.string();
+  const std::filesystem::path config_file = std::filesystem::path(root_) / (name + ".json");
+  std::ofstream(config_file) << config.dump();
+  RETURN_IF_ERROR(WriteRandomCheckpoint({.config_file = config_file.string(),
+                                         .output_dir = dir.string(),
+                                         .tokenizer_dir = {},
+                                         .experts = std::nullopt})
+                      .status());
+  return dir.string();
+}
+
+}  // namespace tandem::bench

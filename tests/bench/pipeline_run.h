@@ -1,0 +1,69 @@
+#pragma once
+
+// One scenario under one policy: loads the small model, drives the real StepRunner with Steps as a
+// gateway sends them, and reports each step's wall time, records and stalls.
+//
+// Errors: those of loading; INTERNAL for a step that failed; UNIMPLEMENTED for a policy that the
+// step runner does not offer. Thread safety: one thread.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tests/bench/pipeline_bound.h"
+#include "tests/bench/pipeline_scenarios.h"
+#include "tests/gpu_worker/backend_sim/simulated_model.h"
+
+namespace tandem::bench {
+
+enum class PipelinePolicy : uint8_t { kPlain, kDeferral, kPingPong, kBoth, kPlanner };
+inline constexpr PipelinePolicy kPipelinePolicies[] = {
+    PipelinePolicy::kPlain, PipelinePolicy::kDeferral, PipelinePolicy::kPingPong,
+    PipelinePolicy::kBoth, PipelinePolicy::kPlanner};
+const char* NameOf(PipelinePolicy policy);
+
+struct StepSample {
+  double wall_us = 0;     // dilation taken out
+  double virtual_us = 0;  // what the timeline says the step took
+  StepCosts costs;
+  double device_stall_us = 0;   // waiting for answers
+  double experts_stall_us = 0;  // between submissions
+};
+
+class PipelineRun {
+ public:
+  // `dir` is the model's (PipelineModels).
+  static absl::StatusOr<std::unique_ptr<PipelineRun>> Create(
+      const Scenario& scenario, PipelinePolicy policy, const std::string& dir,
+      const gpu::SimTimeline::Options& timeline);
+
+  // One decode step of all streams, or one prefill of a new sequence.
+  absl::StatusOr<StepSample> Step();
+
+ private:
+  explicit PipelineRun(const Scenario& scenario) : scenario_(scenario) {}
+  absl::Status Start();
+  void AddPrompt(worker::v1::Step& step, uint64_t id, int tokens, int first_block) const;
+  absl::StatusOr<StepSample> Run(const worker::v1::Step& step);
+
+  const Scenario scenario_;
+  std::unique_ptr<gpu::SimulatedModel> model_;
+  int steps_ = 0;
+};
+
+// The scenario's machine with the device slowed down to `device_to_experts`; as it is where that is
+// 0.
+absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::string& dir);
+
+// A folder of small models with random weights, each written when it is first asked for.
+class PipelineModels {
+ public:
+  explicit PipelineModels(std::string root) : root_(std::move(root)) {}
+  absl::StatusOr<std::string> DirOf(const gpu::SimModel& model) const;
+
+ private:
+  const std::string root_;
+};
+
+}  // namespace tandem::bench

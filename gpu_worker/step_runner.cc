@@ -1,7 +1,6 @@
 #include "gpu_worker/step_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "common/base/check.h"
@@ -51,20 +50,20 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Backend& backend,
   if (limits.max_sequences > limits.max_step_rows) {
     return absl::InvalidArgumentError("max_sequences is above max_step_rows");
   }
-  std::unique_ptr<StepRunner> runner(
-      new StepRunner(backend, spec, cache, limits, options.pipeline));
+  std::unique_ptr<StepRunner> runner(new StepRunner(backend, spec, cache, limits, options));
   RETURN_IF_ERROR(runner->MakeBuffers(weights, options.pipeline));
   return runner;
 }
 
 StepRunner::StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& cache,
-                       const SequenceLimits& limits, const PipelineOptions& pipeline)
+                       const SequenceLimits& limits, const StepRunnerOptions& options)
     : backend_(backend),
       spec_(spec),
       cache_(cache),
+      clock_(options.clock == nullptr ? steady_clock_ : *options.clock),
       table_(limits),
       validator_(limits),
-      plan_(limits, {.defer_prefill = pipeline.defer_prefill}) {}
+      plan_(limits, {.defer_prefill = options.pipeline.defer_prefill}) {}
 
 absl::Status StepRunner::MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline) {
   const SequenceLimits& limits = table_.limits();
@@ -96,7 +95,7 @@ void StepRunner::set_link(ExpertLink* link) {
 }
 
 void StepRunner::Run(const Step& step, StepResult& result) {
-  const auto start = std::chrono::steady_clock::now();
+  const int64_t start_ns = clock_.NowNs();
   result.set_step_id(step.step_id());
   result.set_epoch(epoch_);
   result.set_outcome(worker::v1::STEP_OUTCOME_OK);
@@ -116,17 +115,16 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   absl::Status status = CopyBlocks(step);
   plan_.Build(step, table_, buffers_);
   if (status.ok()) status = Forward();
-  const std::chrono::nanoseconds forward = std::chrono::steady_clock::now() - start;
+  const int64_t forward_ns = clock_.NowNs() - start_ns;
   if (!status.ok()) {
     plan_.Rollback(table_);
     SetOutcome(result, worker::v1::STEP_OUTCOME_UNAVAILABLE, status);
   } else {
     Commit(step, result);
-    if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward.count());
+    if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward_ns);
     if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
   }
-  const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - start;
-  result.mutable_timing()->set_total_us(static_cast<uint64_t>(elapsed.count() / 1000));
+  result.mutable_timing()->set_total_us(static_cast<uint64_t>((clock_.NowNs() - start_ns) / 1000));
   result.mutable_timing()->set_rows(static_cast<uint32_t>(plan_.rows()));
 }
 

@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/clock.h"
 #include "common/model/model_spec.h"
 #include "gpu_worker/decoder.h"
 #include "gpu_worker/expert_link.h"
@@ -41,6 +42,7 @@ struct StepRunnerOptions {
   int max_context = 0;
   int max_logprobs = 20;
   PipelineOptions pipeline;
+  const Clock* clock = nullptr;  // of step times; null: the steady one
 };
 
 class StepRunner {
@@ -71,7 +73,7 @@ class StepRunner {
 
  private:
   StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& cache,
-             const SequenceLimits& limits, const PipelineOptions& pipeline);
+             const SequenceLimits& limits, const StepRunnerOptions& options);
   absl::Status MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline);
   void StartAndRelease(const worker::v1::Step& step);
   absl::Status CopyBlocks(const worker::v1::Step& step);
@@ -89,6 +91,8 @@ class StepRunner {
   Backend& backend_;
   const ModelSpec& spec_;
   const KvCache& cache_;
+  const SteadyClock steady_clock_;
+  const Clock& clock_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<TokenCounts> counts_;
   ExpertLink* link_ = nullptr;

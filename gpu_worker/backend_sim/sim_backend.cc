@@ -27,9 +27,9 @@ SimBackend::~SimBackend() {
   device_.timeline.Drain(SimResource::kCopy);
 }
 
-void SimBackend::GraphBegin(int bucket) {
+void SimBackend::GraphBegin(const GraphKey& key) {
   in_graph_ = true;
-  tensors_.GraphBegin(bucket);
+  tensors_.GraphBegin(key);
 }
 
 void SimBackend::GraphEnd() {
@@ -42,9 +42,9 @@ int64_t SimBackend::GapNs() const {
   return static_cast<int64_t>((in_graph_ ? machine.graph_gap_us : machine.launch_gap_us) * 1000);
 }
 
-void SimBackend::Charge(const int32_t* rows, int64_t duration_ns) {
-  device_.timeline.Advance(SimResource::kCompute, duration_ns);
-  device_.log.Add(SimOpRecord{.rows = rows, .duration_ns = duration_ns});
+void SimBackend::Charge(const SimOpRecord& record) {
+  device_.timeline.Advance(SimResource::kCompute, record.duration_ns);
+  device_.log.Add(record);
 }
 
 template <typename Args>
@@ -53,8 +53,9 @@ void SimBackend::Enqueue(void (Backend::*op)(const Args&), const Args& args) {
     const OpCost cost = CostOf(device_.shape, args);
     const SimMachine& machine = device_.machine;
     (tensors_.*op)(args);
-    Charge(CountOf(args),
-           gap_ns + RoofNs(cost.bytes, machine.gpu_bandwidth_gbps, cost.flops, machine.gpu_tflops));
+    const int64_t work_ns =
+        RoofNs(cost.bytes, machine.gpu_bandwidth_gbps, cost.flops, machine.gpu_tflops);
+    Charge({.rows = CountOf(args), .duration_ns = gap_ns + work_ns});
   });
 }
 
@@ -72,7 +73,7 @@ absl::Status SimBackend::Synchronize() {
 void SimBackend::ChargeTransfer(PcieWay way, size_t bytes, int64_t gap_ns) {
   const int64_t begin_ns = device_.timeline.TimeNs(SimResource::kCompute) + gap_ns;
   const int64_t transfer_ns = device_.pcie.TransferNs(way, static_cast<double>(bytes), begin_ns);
-  Charge(nullptr, gap_ns + device_.LatencyNs() + transfer_ns);
+  Charge({.duration_ns = gap_ns + device_.LatencyNs() + transfer_ns});
 }
 
 void SimBackend::CopyToDevice(void* device, const void* host, size_t bytes) {
@@ -114,7 +115,7 @@ void SimBackend::WaitEvent(Stream stream, int event) {
 
 void SimBackend::Stamp(int64_t* device_ns) {
   device_.timeline.Post(SimResource::kCompute, [this, device_ns, gap_ns = GapNs()] {
-    Charge(nullptr, gap_ns);
+    Charge({.kind = SimOpRecord::Kind::kStamp, .duration_ns = gap_ns});
     *device_ns = device_.timeline.TimeNs(SimResource::kCompute);
   });
 }
@@ -126,7 +127,7 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
     links_.push_back(args.link);
   }
   device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
-    Charge(args.rows.count, gap_ns);
+    Charge({.rows = args.rows.count, .duration_ns = gap_ns});
     Submission submission;
     submission.lane = static_cast<uint32_t>(args.lane);
     submission.layer = static_cast<uint32_t>(args.layer);
@@ -143,7 +144,7 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
 void SimBackend::ExpertWait(const ExpertWaitArgs& args) {
   TANDEM_DCHECK(args.out.ld == args.link->limits().hidden);
   device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
-    Charge(args.rows.count, gap_ns);
+    Charge({.rows = args.rows.count, .duration_ns = gap_ns});
     Collection collection;
     collection.lane = static_cast<uint32_t>(args.lane);
     collection.layer = static_cast<uint32_t>(args.layer);

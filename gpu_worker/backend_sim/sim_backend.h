@@ -32,7 +32,7 @@ class SimBackend final : public Backend {
     return tensors_.LoadLinear(source);
   }
 
-  void GraphBegin(int bucket) override;
+  void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
   absl::Status Synchronize() override;
 
@@ -72,7 +72,7 @@ class SimBackend final : public Backend {
   void Enqueue(void (Backend::*op)(const Args&), const Args& args);
   int64_t GapNs() const;
   // On the compute stream.
-  void Charge(const int32_t* rows, int64_t duration_ns);
+  void Charge(const SimOpRecord& record);
   void ChargeTransfer(PcieWay way, size_t bytes, int64_t gap_ns);
 
   SimDevice& device_;

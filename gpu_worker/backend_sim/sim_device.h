@@ -38,7 +38,7 @@ class SimPcie {
 
 // What happened on the compute stream, in its order.
 struct SimOpRecord {
-  enum class Kind : uint8_t { kOp, kSubmit, kWait };
+  enum class Kind : uint8_t { kOp, kStamp, kSubmit, kWait };
   Kind kind = Kind::kOp;
   const int32_t* rows = nullptr;  // the op's row count: tells lanes apart; null: copies
   uint32_t lane = 0;              // kSubmit and kWait

@@ -33,6 +33,7 @@ class SimExpertLink final : public ExpertLink {
   ~SimExpertLink() override;
 
   const shm::BatchLimits& limits() const override { return inner_.limits(); }
+  bool overlaps() const override { return true; }
   int threads() const override { return 1; }
   void BeginStep(uint64_t step) override;
   void Submit(const Submission& submission, int thread, int threads) override;

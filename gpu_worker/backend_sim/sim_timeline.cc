@@ -14,6 +14,9 @@ namespace {
 
 constexpr int64_t kSecondNs = 1'000'000'000;
 
+constexpr SimResource kResources[] = {SimResource::kCompute, SimResource::kCopy,
+                                      SimResource::kExperts};
+
 int64_t MonotonicNs() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -25,10 +28,23 @@ int64_t MonotonicNs() {
 SimTimeline::SimTimeline(const Options& options) : options_(options) {
   TANDEM_CHECK(options.dilation >= 1);
   origin_ns_ = MonotonicNs();
-  if (options.mode == SimMode::kVirtual) return;
-  for (const auto r : {SimResource::kCompute, SimResource::kCopy, SimResource::kExperts}) {
-    queue(r).thread = std::thread([this, r] { ThreadMain(r); });
+  if (options.mode == SimMode::kWall) StartThreads();
+}
+
+void SimTimeline::StartThreads() {
+  for (const SimResource r : kResources) {
+    if (!queue(r).thread.joinable()) queue(r).thread = std::thread([this, r] { ThreadMain(r); });
   }
+}
+
+void SimTimeline::Switch(const Options& options) {
+  TANDEM_CHECK(options.dilation >= 1);
+  for (const SimResource r : kResources) Drain(r);  // the streams first: they post to the experts
+  const int64_t now_ns = NowNs();
+  options_ = options;
+  host_ns_ = now_ns;
+  origin_ns_ = MonotonicNs() - static_cast<int64_t>(static_cast<double>(now_ns) * options.dilation);
+  if (options.mode == SimMode::kWall) StartThreads();
 }
 
 SimTimeline::~SimTimeline() {

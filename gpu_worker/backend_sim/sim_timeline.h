@@ -48,6 +48,8 @@ class SimTimeline final : public Clock {
   ~SimTimeline() override;
 
   const Options& options() const { return options_; }
+  // Waits for all that was posted, then goes on from the same time in the other mode. Host thread.
+  void Switch(const Options& options);
   // The host's time: in virtual mode that of its last Drain. Any thread.
   int64_t NowNs() const override;
   // The host is busy with something else. REQUIRES: virtual mode.
@@ -102,12 +104,13 @@ class SimTimeline final : public Clock {
 
   Queue& queue(SimResource r) { return queues_[static_cast<size_t>(r)]; }
   const Queue& queue(SimResource r) const { return queues_[static_cast<size_t>(r)]; }
+  void StartThreads();
   void Execute(SimResource resource, const Item& item);
   void ThreadMain(SimResource resource);
   void SleepUntil(int64_t time_ns) const;
 
-  const Options options_;
-  int64_t origin_ns_ = 0;            // CLOCK_MONOTONIC
+  Options options_;                  // changed while nothing executes
+  int64_t origin_ns_ = 0;            // CLOCK_MONOTONIC, of wall mode
   std::atomic<int64_t> host_ns_{0};  // virtual mode
   std::array<Queue, 3> queues_;
   std::array<Event, kMaxEvents> events_;

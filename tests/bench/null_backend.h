@@ -19,7 +19,7 @@ class NullBackend final : public gpu::Backend {
       const gpu::MatrixSource& source) override {
     return memory_.LoadLinear(source);
   }
-  void GraphBegin(int) override {}
+  void GraphBegin(const gpu::GraphKey&) override {}
   void GraphEnd() override {}
   absl::Status Synchronize() override { return memory_.Synchronize(); }
   void CopyToDevice(void* device, const void* host, size_t bytes) override {

@@ -13,7 +13,7 @@ using gpu::SimLog;
 using gpu::SimOpRecord;
 
 // Sorts a step's ops into lanes and layers. An op belongs to the lane whose row count it reads; one
-// without (a copy, a time stamp) to the lane of the op before it.
+// without (a copy) to the lane of the op before it.
 class Sorter {
  public:
   explicit Sorter(const SimLog::Records& records) {
@@ -89,7 +89,9 @@ int64_t LanePathNs(const StepCosts& costs, const std::vector<LayerCost>& layers)
 
 StepCosts CostsOf(const SimLog::Records& records, int64_t latency_ns) {
   Sorter sorter(records);
-  for (const SimOpRecord& op : records.ops) sorter.Add(op);
+  for (const SimOpRecord& op : records.ops) {
+    if (op.kind != SimOpRecord::Kind::kStamp) sorter.Add(op);
+  }
   for (const SimExpertRecord& record : records.experts) sorter.Add(record);
   StepCosts costs = sorter.Take();
   costs.latency_ns = latency_ns;

@@ -13,6 +13,8 @@
 //   - the experts' work between the shortest way to the first submission and from the last answer.
 // One lane alone reaches it; what two lanes can reach may lie a little above.
 //
+// Time stamps are left out: they measure the step and are no part of it.
+//
 // Pure functions. Times in nanoseconds.
 
 #include <cstdint>

@@ -82,6 +82,7 @@ TEST(PipelineBound, OpsBelongToTheLaneWhoseRowsTheyRead) {
                  at(Kind::kWait, 1, 5),
                  op(2, 600),
                  op(-1, 7)};
+  records.ops.insert(records.ops.begin() + 5, {.kind = Kind::kStamp, .duration_ns = 9999});
   records.experts = {{.lane = 0, .immediate_ns = 50, .deferred_ns = 6},
                      {.lane = 1, .immediate_ns = 70}};
   const StepCosts costs = CostsOf(records, 9);

@@ -16,8 +16,12 @@ namespace {
 using gpu::SimResource;
 
 constexpr int kBlockTokens = 16;
-constexpr int kPromptTokens = 4;     // of decoding streams: contexts are described, not computed
-constexpr int kDecodeContext = 256;  // room for the steps of a run
+constexpr int kPromptTokens = 4;      // of decoding streams: contexts are described, not computed
+constexpr int kDecodeContext = 1024;  // room for the steps of a run
+// Steps in which the planner has tried what it may try, with room to spare: each trial takes at
+// most 64 steps.
+constexpr int kPlannerDecodes = 320;
+constexpr int kPlannerPrefills = 40;
 constexpr int kVocab = 320;
 
 gpu::GoldenOptions ModelOptions(const Scenario& scenario) {
@@ -30,9 +34,32 @@ gpu::GoldenOptions ModelOptions(const Scenario& scenario) {
   return options;
 }
 
-absl::Status Offered(PipelinePolicy policy) {
-  if (policy == PipelinePolicy::kPlain) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("no policy ", NameOf(policy)));
+gpu::PipelineOptions PipelineOf(const PolicyOptions& options) {
+  using Mode = gpu::PlannerOptions::Mode;
+  gpu::PipelineOptions out;
+  out.measure_every = options.measure_every;
+  const PipelinePolicy policy = options.policy;
+  if (policy != PipelinePolicy::kPlain && policy != PipelinePolicy::kPingPong) {
+    out.deferral = options.deferral;
+  }
+  switch (policy) {
+    case PipelinePolicy::kPlain:
+      out.mode = Mode::kPlain;
+      break;
+    case PipelinePolicy::kDeferral:
+      out.mode = Mode::kDeferral;
+      break;
+    case PipelinePolicy::kPingPong:
+      out.mode = Mode::kPingPong;
+      break;
+    case PipelinePolicy::kBoth:
+      out.mode = Mode::kBoth;
+      break;
+    case PipelinePolicy::kPlanner:
+      out.mode = Mode::kAuto;
+      break;
+  }
+  return out;
 }
 
 }  // namespace
@@ -53,17 +80,17 @@ const char* NameOf(PipelinePolicy policy) {
   return "";
 }
 
-absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(
-    const Scenario& scenario, PipelinePolicy policy, const std::string& dir,
-    const gpu::SimTimeline::Options& timeline) {
-  RETURN_IF_ERROR(Offered(policy));
+absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(const Scenario& scenario,
+                                                                 const PolicyOptions& policy,
+                                                                 const std::string& dir) {
   std::unique_ptr<PipelineRun> run(new PipelineRun(scenario));
   gpu::SimulatedOptions options;
   options.machine = scenario.machine;
-  options.timeline = timeline;
   ASSIGN_OR_RETURN(options.shape, gpu::MakeSimShape(scenario.model));
   options.shape.context_offset = scenario.context_tokens;
   options.golden = ModelOptions(scenario);
+  options.golden.pipeline = PipelineOf(policy);
+  run->plans_ = policy.policy == PipelinePolicy::kPlanner;
   ASSIGN_OR_RETURN(run->model_, gpu::SimulatedModel::Load(dir, options));
   if (scenario.prefill_rows == 0) RETURN_IF_ERROR(run->Start());
   return run;
@@ -92,6 +119,16 @@ absl::Status PipelineRun::Start() {
     AddPrompt(step, static_cast<uint64_t>(i) + 1, kPromptTokens, i * kDecodeContext / kBlockTokens);
   }
   return Run(step).status();
+}
+
+absl::Status PipelineRun::WarmUp() {
+  const int planned = scenario_.prefill_rows > 0 ? kPlannerPrefills : kPlannerDecodes;
+  for (int i = 0; i < (plans_ ? planned : 1); ++i) RETURN_IF_ERROR(Step().status());
+  return absl::OkStatus();
+}
+
+void PipelineRun::SetWall(double dilation) {
+  model_->device().timeline.Switch({.mode = gpu::SimMode::kWall, .dilation = dilation});
 }
 
 absl::StatusOr<StepSample> PipelineRun::Step() {
@@ -130,6 +167,7 @@ absl::StatusOr<StepSample> PipelineRun::Run(const worker::v1::Step& step) {
   for (const auto& expert : records.experts) {
     sample.experts_stall_us += static_cast<double>(expert.stall_ns) * 1e-3;
   }
+  sample.chosen = gpu::StepPolicyName(model_->model().runner().pipeline().choice().policy);
   sample.costs = CostsOf(records, device.LatencyNs());
   return sample;
 }
@@ -141,8 +179,7 @@ absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::s
   for (int round = 0; round < 4; ++round) {
     Scenario slowed = scenario;
     slowed.machine = machine;
-    ASSIGN_OR_RETURN(const std::unique_ptr<PipelineRun> run,
-                     PipelineRun::Create(slowed, PipelinePolicy::kPlain, dir, {}));
+    ASSIGN_OR_RETURN(const std::unique_ptr<PipelineRun> run, PipelineRun::Create(slowed, {}, dir));
     ASSIGN_OR_RETURN(const StepSample sample, run->Step());
     const double ratio =
         static_cast<double>(DeviceNs(sample.costs)) / static_cast<double>(ExpertsNs(sample.costs));
@@ -163,7 +200,8 @@ absl::StatusOr<std::string> PipelineModels::DirOf(const gpu::SimModel& model) co
   RETURN_IF_ERROR(WriteRandomCheckpoint({.config_file = config_file.string(),
                                          .output_dir = dir.string(),
                                          .tokenizer_dir = {},
-                                         .experts = std::nullopt})
+                                         .experts = std::nullopt,
+                                         .max_file_bytes = 2'000'000})
                       .status());
   return dir.string();
 }

@@ -3,8 +3,7 @@
 // One scenario under one policy: loads the small model, drives the real StepRunner with Steps as a
 // gateway sends them, and reports each step's wall time, records and stalls.
 //
-// Errors: those of loading; INTERNAL for a step that failed; UNIMPLEMENTED for a policy that the
-// step runner does not offer. Thread safety: one thread.
+// Errors: those of loading; INTERNAL for a step that failed. Thread safety: one thread.
 
 #include <cstdint>
 #include <memory>
@@ -23,23 +22,34 @@ inline constexpr PipelinePolicy kPipelinePolicies[] = {
     PipelinePolicy::kBoth, PipelinePolicy::kPlanner};
 const char* NameOf(PipelinePolicy policy);
 
+struct PolicyOptions {
+  PipelinePolicy policy = PipelinePolicy::kPlain;
+  gpu::DeferralLimits deferral;  // where the policy may defer
+  int measure_every = 1;         // steps with stamps
+};
+
 struct StepSample {
   double wall_us = 0;     // dilation taken out
   double virtual_us = 0;  // what the timeline says the step took
   StepCosts costs;
   double device_stall_us = 0;   // waiting for answers
   double experts_stall_us = 0;  // between submissions
+  const char* chosen = "";      // the step's policy
 };
 
 class PipelineRun {
  public:
   // `dir` is the model's (PipelineModels).
-  static absl::StatusOr<std::unique_ptr<PipelineRun>> Create(
-      const Scenario& scenario, PipelinePolicy policy, const std::string& dir,
-      const gpu::SimTimeline::Options& timeline);
+  static absl::StatusOr<std::unique_ptr<PipelineRun>> Create(const Scenario& scenario,
+                                                             const PolicyOptions& policy,
+                                                             const std::string& dir);
 
-  // One decode step of all streams, or one prefill of a new sequence.
+  // One decode step of all streams, or one prefill of a new sequence; in virtual time until
+  // SetWall.
   absl::StatusOr<StepSample> Step();
+  // Virtual steps until the planner has made up its mind; one, where it has nothing to choose.
+  absl::Status WarmUp();
+  void SetWall(double dilation);
 
  private:
   explicit PipelineRun(const Scenario& scenario) : scenario_(scenario) {}
@@ -49,6 +59,7 @@ class PipelineRun {
 
   const Scenario scenario_;
   std::unique_ptr<gpu::SimulatedModel> model_;
+  bool plans_ = false;
   int steps_ = 0;
 };
 

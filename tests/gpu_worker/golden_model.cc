@@ -43,7 +43,8 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
                                                       {.max_step_rows = options.max_step_rows,
                                                        .max_sequences = options.max_sequences,
                                                        .max_context = options.max_context,
-                                                       .pipeline = options.pipeline}));
+                                                       .pipeline = options.pipeline,
+                                                       .clock = options.clock}));
   if (spec.moe.experts > 0) {
     expert::LoadProgress progress;
     ASSIGN_OR_RETURN(model->experts_,

@@ -158,7 +158,7 @@ TEST(SimStep, PlainStepTakesWhatAScalarModelSays) {
   EXPECT_EQ(ReplayNs(records, begin_ns, device.LatencyNs()), steps.times().back());
 
   // Experts: of the rows' picks, at the machine's bandwidth (three rows are far from its peak).
-  const auto& layers = (*sim)->model().runner().decoder().activations().picks;
+  const auto& layers = (*sim)->model().runner().decoder().picks();
   ASSERT_EQ(records.experts.size(), layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     const std::set<uint16_t> distinct(layers[i].ids, layers[i].ids + 3 * 4);

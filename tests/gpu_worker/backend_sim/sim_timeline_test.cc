@@ -81,6 +81,24 @@ TEST(SimTimeline, WallModeKeepsTheOrderOfEachResourceAndOfEvents) {
   EXPECT_GE(timeline.NowNs(), timeline.TimeNs(kCompute));  // its time has come
 }
 
+TEST(SimTimeline, SwitchGoesOnFromTheSameTime) {
+  SimTimeline timeline({});
+  PostWork(timeline, kCompute, 5000);
+  PostWork(timeline, kCopy, 9000);
+  timeline.Switch({.mode = SimMode::kWall, .dilation = 20});
+  EXPECT_GE(timeline.NowNs(), 9000);
+  PostWork(timeline, kCompute, 1000);
+  timeline.Drain(kCompute);
+  const int64_t wall_ns = timeline.TimeNs(kCompute);
+  EXPECT_GE(wall_ns, 10'000);  // not before it was posted
+  timeline.Switch({});
+  const int64_t begin_ns = timeline.NowNs();
+  EXPECT_GE(begin_ns, wall_ns);
+  PostWork(timeline, kCompute, 70);
+  timeline.Drain(kCompute);
+  EXPECT_EQ(timeline.NowNs(), begin_ns + 70);
+}
+
 TEST(SimPcie, LargeCopiesQueueAndSmallTransfersShare) {
   SimMachine machine;
   machine.to_device_gbps = 10;

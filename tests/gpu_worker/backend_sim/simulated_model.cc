@@ -13,6 +13,7 @@ absl::StatusOr<std::unique_ptr<SimulatedModel>> SimulatedModel::Load(
   out->device_ = std::make_unique<SimDevice>(options.machine, options.shape, options.timeline);
   GoldenOptions golden = options.golden;
   golden.threads = 1;
+  golden.clock = &out->device_->timeline;
   golden.wrap = [&out](CpuBackend& tensors) {
     auto backend = std::make_unique<SimBackend>(*out->device_, tensors);
     out->backend_ = backend.get();

@@ -21,7 +21,7 @@ struct SimulatedOptions {
   SimMachine machine;
   SimShape shape;  // its small model is the directory's
   SimTimeline::Options timeline = {};
-  GoldenOptions golden = {};  // threads and wrap are ignored
+  GoldenOptions golden = {};  // threads, wrap and clock are ignored
 };
 
 class SimulatedModel {

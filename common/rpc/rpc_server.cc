@@ -10,7 +10,7 @@
 namespace tandem {
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& options,
-                                                            grpc::Service* service) {
+                                                            std::vector<grpc::Service*> services) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const Options& optio
   builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port);
   // Two servers must not share a port unnoticed.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.RegisterService(service);
+  for (grpc::Service* service : services) builder.RegisterService(service);
   if (options.max_message_bytes > 0) builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   if (options.keepalive.count() > 0) {
     const int keepalive_ms = static_cast<int>(options.keepalive.count());

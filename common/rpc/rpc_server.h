@@ -1,13 +1,14 @@
 #pragma once
 
-// The gRPC server of a worker process: one service, the standard health service (which says "not
-// serving" until SetServing) and reflection. Thread-safe. The service must outlive the server.
+// The gRPC server of a worker process: its services, the standard health service (which says "not
+// serving" until SetServing) and reflection. Thread-safe. The services must outlive the server.
 
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -26,7 +27,7 @@ class RpcServer {
 
   // Errors: UNAVAILABLE naming --listen and the address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const Options& options,
-                                                          grpc::Service* service);
+                                                          std::vector<grpc::Service*> services);
   ~RpcServer();
 
   // What the health service says of the service from now on.

@@ -43,7 +43,8 @@ TEST(RpcServer, TellsItsHealth) {
   GTEST_SKIP() << "the distribution's gRPC is not instrumented: false races";
 #endif
   EmptyService service;
-  const auto server = RpcServer::Start({.address = "127.0.0.1:0", .service_name = kName}, &service);
+  const auto server =
+      RpcServer::Start({.address = "127.0.0.1:0", .service_name = kName}, {&service});
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(Health((*server)->port(), kName), 2);
   EXPECT_EQ(Health((*server)->port(), ""), 2);
@@ -55,11 +56,12 @@ TEST(RpcServer, TellsItsHealth) {
 
 TEST(RpcServer, NamesAnAddressThatIsTaken) {
   EmptyService service;
-  const auto first = RpcServer::Start({.address = "127.0.0.1:0", .service_name = kName}, &service);
+  const auto first =
+      RpcServer::Start({.address = "127.0.0.1:0", .service_name = kName}, {&service});
   ASSERT_TRUE(first.ok());
   const std::string address = "127.0.0.1:" + std::to_string((*first)->port());
   EmptyService other;
-  const auto second = RpcServer::Start({.address = address, .service_name = kName}, &other);
+  const auto second = RpcServer::Start({.address = address, .service_name = kName}, {&other});
   ASSERT_TRUE(absl::IsUnavailable(second.status())) << second.status();
   EXPECT_NE(second.status().message().find(address), std::string::npos);
 }

@@ -208,6 +208,9 @@ absl::Status ExpertWorker::StartEngine() {
     link.thread_cpus.assign(static_cast<size_t>(options_.threads), -1);
   }
   link.placement = options_.placement;
+  for (int i = 0; options_.tracer != nullptr && i < options_.threads; ++i) {
+    link.tracks.push_back(options_.tracer->AddTrack(absl::StrCat("experts ", i)));
+  }
   ASSIGN_OR_RETURN(loop_, LinkLoop::Start(link, experts_.get()));
   compute_ = std::thread([this, loop = loop_.get()] {
     pthread_setname_np(pthread_self(), "pool-0");

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/trace.h"
 #include "common/hw/numa_placement.h"
 #include "common/hw/pages.h"
 #include "common/shm/expert_batch.h"
@@ -49,6 +50,7 @@ class ExpertWorker {
     int numa_node = -1;     // where the weights should lie; -1: where they are first written
     const NumaPolicy* numa_policy = nullptr;  // needed with numa_node
     shm::Placement placement = shm::Placement::kAuto;
+    Tracer* tracer = nullptr;  // gets a track a thread; null: no timeline
   };
 
   struct LoadRequest {

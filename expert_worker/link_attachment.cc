@@ -22,6 +22,19 @@ constexpr int64_t kColocatedMeetNs = 200'000;
 // One thread copies that many picks in about 2 us, as much as another barrier with its skew costs.
 constexpr uint64_t kPicksOfOneThread = 2048;
 
+// What a compute thread does, without gaps: waiting, computing, waiting for its team, replying and
+// computing what was deferred.
+constexpr std::array<const char*, 4> kBatchArgs = {"step", "layer", "lane", "rows"};
+constexpr TraceKind kTraceIdle = {"between steps", TraceRole::kIdle, kBatchArgs};
+constexpr TraceKind kTraceBubble = {"bubble", TraceRole::kStall, kBatchArgs};
+constexpr TraceKind kTraceExperts = {"experts", TraceRole::kCompute, kBatchArgs};
+constexpr TraceKind kTraceJoin = {"join", TraceRole::kStall, kBatchArgs};
+constexpr TraceKind kTraceDeferred = {"deferred experts", TraceRole::kBusy, kBatchArgs};
+
+TraceArgs ArgsOf(const shm::ExpertBatch& batch) {
+  return {static_cast<int64_t>(batch.step), batch.layer, batch.lane, batch.rows};
+}
+
 shm::SpinPolicy MeetPolicy(const LinkAttachment::Options& options) {
   if (options.placement == shm::Placement::kColocated) {
     return {.spin_ns = kColocatedMeetNs, .yield = true};
@@ -37,6 +50,8 @@ LinkAttachment::LinkAttachment(shm::Segment segment, Options options)
       options_(std::move(options)),
       meet_policy_(MeetPolicy(options_)),
       header_thread_(options_.pairs.at(0).expert) {
+  TANDEM_CHECK(options_.tracks.empty() ||
+               options_.tracks.size() == static_cast<size_t>(options_.threads));
   for (int thread = 0; thread < options_.threads; ++thread) {
     pairs_of_thread_.push_back(shm::PairsOfExpert(options_.pairs, thread));
   }
@@ -65,6 +80,8 @@ void LinkAttachment::WakeAll() const {
 
 void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier,
                            LinkCounters* counters, int thread) {
+  TraceLaps laps(*(options_.tracks.empty() ? TraceTrack::None() : options_.tracks[thread]));
+  uint64_t step = 0;
   for (uint64_t sequence = 1;; ++sequence) {
     if (!AwaitRing(sequence, thread, barrier)) {
       missed_.store(true, std::memory_order_relaxed);
@@ -74,22 +91,29 @@ void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier
     Meet(barrier);
     // Nobody writes it between this barrier and the next, so all threads decide alike.
     if (missed_.load(std::memory_order_relaxed)) return;
+    const shm::ExpertBatch batch = batch_;
+    const TraceArgs args = ArgsOf(batch);
+    laps.Lap(std::exchange(step, batch.step) == batch.step ? kTraceBubble : kTraceIdle, args);
     RunBatch(handler, barrier, sequence, thread);
+    laps.Lap(kTraceExperts, args);
     // Before the barrier: right after it, the next slot may be taken.
     const RefuseCode code = Outcome(counters, thread);
     const bool run_deferred = code == RefuseCode::kAccepted && has_deferred_;
-    const shm::ExpertBatch batch = batch_;
     barrier->Wait(meet_policy_);
     if (thread == header_thread_ && code == RefuseCode::kAccepted) {
       const int64_t now_ns = shm::NowNs();
       StoreTimes(batch, now_ns, now_ns);
     }
+    laps.Lap(kTraceJoin, args);
     const uint16_t reply = shm::MakeReply(sequence, static_cast<uint32_t>(code));
     for (const uint32_t pair : pairs_of_thread_[thread]) {
       shm::StoreReply(view_.pair(pair)->done_seq, view_.slot_index(sequence), reply);
       shm::DoneBell(view_.pair(pair)).Ring(sequence);
     }
-    if (run_deferred) RunDeferred(handler, batch, thread);
+    if (run_deferred) {
+      RunDeferred(handler, batch, thread);
+      laps.Lap(kTraceDeferred, args);
+    }
   }
 }
 

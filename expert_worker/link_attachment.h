@@ -18,6 +18,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/base/trace.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/segment.h"
 #include "common/shm/slot_check.h"
@@ -40,7 +41,8 @@ class LinkAttachment {
     int threads = 1;
     std::chrono::milliseconds peer_deadline{1500};
     std::chrono::microseconds spin{20000};
-    std::function<void()> on_end;  // called once, from whatever thread ends it; must not block
+    std::vector<TraceTrack*> tracks;  // one a thread; empty: no timeline
+    std::function<void()> on_end;     // called once, from whatever thread ends it; must not block
   };
 
   LinkAttachment(shm::Segment segment, Options options);

@@ -335,6 +335,7 @@ absl::Status LinkLoop::Impl::Claim(const shm::Hello& hello, int socket_fd, Curre
     options.threads = threads();
     options.peer_deadline = options_.peer_deadline;
     options.spin = options_.spin;
+    options.tracks = options_.tracks;
     options.on_end = [this] { Wake(); };
     current->attachment =
         std::make_shared<LinkAttachment>(std::move(pending_->segment), std::move(options));

@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/trace.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/handover.h"
 #include "common/shm/thread_pairs.h"
@@ -47,6 +48,7 @@ class LinkLoop {
     std::chrono::milliseconds peer_deadline{1500};
     // Apart only: how long the leader spins for the next submission while a step is active.
     std::chrono::microseconds spin{20000};
+    std::vector<TraceTrack*> tracks;  // one a compute thread; empty: no timeline
   };
 
   struct AttachSpec {

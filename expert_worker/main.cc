@@ -18,10 +18,12 @@
 #include "common/base/shares.h"
 #include "common/base/signals.h"
 #include "common/base/status.h"
+#include "common/base/trace.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/numa_placement.h"
 #include "common/hw/topology.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/trace_service.h"
 #include "expert_worker/engine/model_experts.h"
 #include "expert_worker/expert_worker.h"
 #include "expert_worker/kernels/select.h"
@@ -140,17 +142,20 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   ASSIGN_OR_RETURN(const std::vector<uint32_t> shares,
                    ParseShares(flags.shares, flags.shares.size(), "--shares"));
   const KernelNumaPolicy numa_policy;
-  ASSIGN_OR_RETURN(const ExpertWorker::Options options, MakeOptions(flags, &numa_policy));
+  ASSIGN_OR_RETURN(ExpertWorker::Options options, MakeOptions(flags, &numa_policy));
+  Tracer tracer;
+  options.tracer = &tracer;
   ExpertWorker worker(options);
   ExpertWorkerService service(&worker);
+  TraceService trace_service("expert_worker", &tracer);
   std::unique_ptr<MetricsServer> metrics;
   if (flags.metrics_port >= 0) {
     ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
                                                    std::make_shared<WorkerRegistry>(&worker)));
   }
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<RpcServer> server,
-      RpcServer::Start({.address = flags.listen, .service_name = kServiceName}, &service));
+  ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
+                   RpcServer::Start({.address = flags.listen, .service_name = kServiceName},
+                                    {&service, &trace_service}));
   if (!flags.model.empty()) {
     RETURN_IF_ERROR(
         worker.StartLoad({flags.model, static_cast<uint32_t>(flags.worker_index), shares}));

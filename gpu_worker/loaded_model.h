@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/trace.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/model/model_spec.h"
 #include "common/shm/thread_pairs.h"
@@ -48,6 +49,7 @@ struct WorkerOptions {
   int max_logprobs = 20;
   PipelineOptions pipeline;
   uint64_t epoch = 1;
+  Tracer* tracer = nullptr;  // null: no timeline
 };
 
 // What is being loaded; written by Create, read by any thread.

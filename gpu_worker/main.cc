@@ -17,9 +17,11 @@
 #include "common/base/shares.h"
 #include "common/base/signals.h"
 #include "common/base/status.h"
+#include "common/base/trace.h"
 #include "common/hw/cpu_features.h"
 #include "common/hw/topology.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/trace_service.h"
 #include "expert_worker/kernels/select.h"
 #include "gpu_worker/engine.h"
 #include "gpu_worker/gpu_metrics.h"
@@ -187,9 +189,12 @@ void ServeUntilSignal(const sigset_t& signals, const GpuEngine& engine, RpcServe
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
-  ASSIGN_OR_RETURN(const WorkerOptions options, MakeOptions(flags));
+  ASSIGN_OR_RETURN(WorkerOptions options, MakeOptions(flags));
+  Tracer tracer;
+  options.tracer = &tracer;
   GpuEngine engine(options);
   GpuWorkerService service(&engine);
+  TraceService trace_service("gpu_worker", &tracer);
   std::unique_ptr<MetricsServer> metrics;
   if (flags.metrics_port >= 0) {
     ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_host, flags.metrics_port,
@@ -200,7 +205,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
                                      .service_name = kServiceName,
                                      .max_message_bytes = kMaxMessageBytes,
                                      .keepalive = kGatewayKeepalive},
-                                    &service));
+                                    {&service, &trace_service}));
   LogInfo("listening",
           {{"address", flags.listen}, {"metrics_port", LogValue(metrics ? metrics->port() : -1)}});
   ServeUntilSignal(signals, engine, *server);

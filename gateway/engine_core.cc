@@ -22,6 +22,21 @@ constexpr int64_t kRecoveryPollNs = 100 * kNsPerMs;
 constexpr int64_t kLateNs = 50 * kNsPerMs;
 constexpr int64_t kGraceNs = 200 * kNsPerMs;
 
+constexpr TraceKind kTraceSchedule = {
+    "schedule", TraceRole::kBusy, {"step", "decodes", "prompt_tokens"}};
+constexpr TraceKind kTraceSend = {"send step", TraceRole::kBusy, {"step", "sequences"}};
+constexpr TraceKind kTraceStepOut = {
+    "step out", TraceRole::kFrame, {"step", "decodes", "prompt_tokens"}};
+constexpr TraceKind kTraceComplete = {"complete", TraceRole::kBusy, {"step"}};
+constexpr TraceKind kTraceDetokenize = {"detokenize", TraceRole::kBusy, {"step", "sequences"}};
+constexpr TraceKind kTraceDeliver = {"deliver", TraceRole::kBusy, {"events"}};
+
+TraceTrack* MakeTrack(const EngineOptions& options, const char* name) {
+  return options.tracer != nullptr ? options.tracer->AddTrack(name) : TraceTrack::None();
+}
+
+int64_t Signed(uint64_t id) { return static_cast<int64_t>(id); }
+
 // Loading again would fail again.
 bool IsPermanent(const absl::Status& status) {
   switch (status.code()) {
@@ -51,6 +66,8 @@ EngineCore::EngineCore(const EngineOptions& options, const Clock* clock, EngineM
       metrics_(metrics),
       board_(board),
       worker_(worker),
+      trace_(MakeTrack(options, "engine")),
+      steps_traces_{MakeTrack(options, "steps out, even"), MakeTrack(options, "steps out, odd")},
       retry_ms_(options.reconnect_min_ms) {}
 
 EngineCore::~EngineCore() = default;
@@ -163,6 +180,10 @@ void EngineCore::OnResult(const worker::v1::StepResult& result) {
   }
   const StepOut step = steps_out_.front();
   steps_out_.erase(steps_out_.begin());
+  if (TraceTrack& trace = *steps_traces_[step.id % 2]; trace.on()) {
+    trace.Add(kTraceStepOut, step.sent_ns, clock_->NowNs(),
+              {Signed(step.id), step.decodes, step.prompt_tokens});
+  }
   switch (result.outcome()) {
     case worker::v1::STEP_OUTCOME_OK:
       return OnStepDone(step, result);
@@ -175,6 +196,8 @@ void EngineCore::OnResult(const worker::v1::StepResult& result) {
 }
 
 void EngineCore::OnStepDone(const StepOut& step, const worker::v1::StepResult& result) {
+  TraceLaps laps(*trace_);
+  laps.Lap(kTraceComplete);
   const auto progress = scheduler_->Complete(step.id, DecodeOutcomes(result));
   if (!progress.ok()) return LoseWorker(progress.status());
   const int64_t now = clock_->NowNs();
@@ -185,10 +208,17 @@ void EngineCore::OnStepDone(const StepOut& step, const worker::v1::StepResult& r
     scheduler_->Advise(step.decodes, result.timing().advised_prefill_rows());
     metrics_->ObserveStep(duration, step.decodes + step.prompt_tokens);
   }
-  for (const Progress& p : *progress) {
+  laps.Lap(kTraceComplete, {Signed(step.id)});
+  AdvanceRequests(*progress, result, now);
+  laps.Lap(kTraceDetokenize, {Signed(step.id), result.sequences_size()});
+}
+
+void EngineCore::AdvanceRequests(const std::vector<Progress>& progress,
+                                 const worker::v1::StepResult& result, int64_t now_ns) {
+  for (const Progress& p : progress) {
     OpenRequest* request = requests_.at(p.request).get();
     std::optional<GenerationEvent> event =
-        request->Advance(p, result.sequences(static_cast<int>(p.outcome)), now, metrics_);
+        request->Advance(p, result.sequences(static_cast<int>(p.outcome)), now_ns, metrics_);
     if (!event) continue;
     if (!event->finished) {
       events_.emplace_back(request->listener(), std::move(*event));
@@ -298,7 +328,13 @@ void EngineCore::Tick() {
 }
 
 void EngineCore::SendSteps() {
-  while (const std::optional<StepPlan> plan = scheduler_->Plan()) SendStep(*plan);
+  TraceLaps laps(*trace_);
+  laps.Lap(kTraceSchedule);
+  while (const std::optional<StepPlan> plan = scheduler_->Plan()) {
+    laps.Lap(kTraceSchedule, {Signed(plan->step_id), plan->decodes, plan->prompt_tokens});
+    SendStep(*plan);
+    laps.Lap(kTraceSend, {Signed(plan->step_id), static_cast<int64_t>(plan->sequences.size())});
+  }
   const bool probe_due = options_.idle_probe_ms > 0 && steps_out_.empty() &&
                          clock_->NowNs() - last_progress_ns_ >= options_.idle_probe_ms * kNsPerMs;
   if (probe_due) SendStep(scheduler_->PlanProbe());
@@ -343,6 +379,8 @@ void EngineCore::FailRequests(const std::vector<RequestId>& ids, const absl::Sta
 }
 
 void EngineCore::DeliverEvents() {
+  if (events_.empty()) return;
+  const TraceSpan span(*trace_, kTraceDeliver, {static_cast<int64_t>(events_.size())});
   for (auto& [listener, event] : std::exchange(events_, {})) {
     const bool last = event.finished;
     listener->OnEvent(std::move(event));

@@ -15,6 +15,7 @@
 //
 // Thread safety: one owner (the engine thread), EngineBoard is shared.
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/trace.h"
 #include "gateway/engine_board.h"
 #include "gateway/engine_metrics.h"
 #include "gateway/open_request.h"
@@ -68,6 +70,9 @@ class EngineCore {
   void OnResponse(const worker::v1::StepResponse& response);
   void OnResult(const worker::v1::StepResult& result);
   void OnStepDone(const StepOut& step, const worker::v1::StepResult& result);
+  // What a result gives the requests: text and ends.
+  void AdvanceRequests(const std::vector<Progress>& progress, const worker::v1::StepResult& result,
+                       int64_t now_ns);
   void OnStepFailed(const StepOut& step, const worker::v1::StepResult& result);
   void OnReadiness(const WorkerReadiness& readiness);
   void OnLost(const WorkerLost& lost);
@@ -91,6 +96,8 @@ class EngineCore {
   EngineMetrics* metrics_;
   EngineBoard* board_;
   WorkerPort* worker_;
+  TraceTrack* trace_;                        // of the engine thread
+  std::array<TraceTrack*, 2> steps_traces_;  // steps out, by turns: at most two at a time
 
   State state_ = State::kWaiting;
   uint64_t connection_ = 0;

@@ -5,6 +5,7 @@
 // directory cannot be served, 1 otherwise.
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <cstdio>
@@ -22,6 +23,9 @@
 #include "common/base/options.h"
 #include "common/base/signals.h"
 #include "common/base/status.h"
+#include "common/base/trace.h"
+#include "common/rpc/rpc_server.h"
+#include "common/rpc/trace_service.h"
 #include "gateway/api/grpc_server.h"
 #include "gateway/api/openai_api.h"
 #include "gateway/model_directory.h"
@@ -46,6 +50,7 @@ struct Flags {
   int grpc_port = 50051;
   int metrics_port = 9464;
   std::string ports_file;
+  std::string control_listen;
   std::string api_key_file;
   std::string api_key;
   int max_queue_requests = 256;
@@ -77,6 +82,11 @@ std::optional<int> ParseFlags(int argc, char** argv, Flags* flags) {
   parser.Add("metrics-port", "Port of /metrics; 0 picks one, -1: none", &flags->metrics_port,
              {.min = -1, .max = 65535});
   parser.Add("ports-file", "File that gets the bound ports as JSON", &flags->ports_file);
+  parser.Add(
+      "control-listen",
+      "gRPC address of the operator's services, unix:PATH or HOST:PORT, without keys; empty: "
+      "none",
+      &flags->control_listen);
   parser.Add("api-key-file", "File of accepted API keys, one a line", &flags->api_key_file);
   parser.Add("api-key", "An accepted API key; better given by environment or file",
              &flags->api_key);
@@ -138,8 +148,9 @@ absl::StatusOr<ApiKeys> LoadKeys(const Flags& flags) {
   return ApiKeys(keys);
 }
 
-EngineOptions MakeEngineOptions(const Flags& flags, const ModelDirectory& model) {
+EngineOptions MakeEngineOptions(const Flags& flags, const ModelDirectory& model, Tracer* tracer) {
   EngineOptions options;
+  options.tracer = tracer;
   options.worker_address = flags.gpu_worker;
   options.model_dir = flags.model;
   options.served_name = ServedName(flags);
@@ -171,6 +182,16 @@ absl::Status WritePorts(const std::string& path, std::string_view json) {
   if (file) std::filesystem::rename(temporary, path, error);
   if (!file || error) return absl::UnavailableError(path + ": cannot be written");
   return absl::OkStatus();
+}
+
+// Null where the operator wants none.
+absl::StatusOr<std::unique_ptr<RpcServer>> StartControl(const Flags& flags,
+                                                        TraceService& trace_service) {
+  if (flags.control_listen.empty()) return nullptr;
+  umask(0077);  // sockets are for this user only
+  return RpcServer::Start({.address = flags.control_listen,
+                           .service_name = trace::v1::TraceService::service_full_name()},
+                          {&trace_service});
 }
 
 // Until the first stop signal the health service follows the engine: its listener tells of the
@@ -210,8 +231,10 @@ void DrainAll(const Flags& flags, Engine& engine, HttpServer& http_server,
 int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
           const sigset_t& signals) {
   auto registry = std::make_shared<prometheus::Registry>();
-  const std::unique_ptr<Engine> engine = MakeEngine(
-      MakeEngineOptions(flags, model), MakeTextSinkFactory(model.tokenizer.get()), registry);
+  Tracer tracer;
+  const std::unique_ptr<Engine> engine =
+      MakeEngine(MakeEngineOptions(flags, model, &tracer),
+                 MakeTextSinkFactory(model.tokenizer.get()), registry);
   BuilderLimits limits;
   limits.max_logprobs = static_cast<uint32_t>(flags.max_logprobs);
   const RequestBuilder builder(engine.get(), model.tokenizer.get(), model.chat_template.get(),
@@ -238,6 +261,9 @@ int Serve(const Flags& flags, const ModelDirectory& model, const ApiKeys& keys,
     metrics_server = *std::move(started);
     LogInfo("metrics_listening", {{"port", LogValue(metrics_server->port())}});
   }
+  TraceService trace_service("gateway", &tracer);
+  const auto control = StartControl(flags, trace_service);
+  if (!control.ok()) return Fail(control.status(), kExitFailure);
   const int metrics_port = metrics_server == nullptr ? -1 : metrics_server->port();
   LogInfo("listening", {{"host", flags.host},
                         {"http_port", LogValue((*http_server)->port())},

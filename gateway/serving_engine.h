@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "common/base/clock.h"
+#include "common/base/trace.h"
 #include "gateway/engine.h"
 #include "gateway/text_sink.h"
 
@@ -57,6 +58,9 @@ struct EngineOptions {
   uint32_t reconnect_min_ms = 50;
   uint32_t reconnect_max_ms = 1000;
   uint32_t load_timeout_ms = 3600 * 1000;
+
+  // Gets the engine's tracks; null: no timeline.
+  Tracer* tracer = nullptr;
 };
 
 // `clock` is a test seam: null means the steady clock.

@@ -107,6 +107,7 @@ ProcessSpec Gateway(const LaunchInputs& in, const LaunchPlan& plan) {
   list.Add("max-logprobs", options.max_logprobs);
   if (!options.api_key_file.empty()) list.Add("api-key-file", options.api_key_file);
   list.Add("ports-file", plan.ports_file);
+  list.Add("control-listen", absl::StrCat("unix:", in.run_dir, "/gateway.sock"));
   list.Add("log-level", options.log_level);
   ProcessSpec spec;
   spec.name = "gateway";

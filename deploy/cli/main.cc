@@ -16,6 +16,7 @@
 #include "deploy/cli/local_server.h"
 #include "deploy/cli/pack_command.h"
 #include "deploy/cli/quantize_command.h"
+#include "deploy/cli/trace_command.h"
 
 namespace tandem {
 namespace {
@@ -111,11 +112,15 @@ int Main(int argc, char** argv) {
   PackOptions pack_options;
   OptionParser pack(parser, "pack", "Write a model's packed expert weights to the state directory");
   pack_options.Register(pack);
+  TraceOptions trace_options;
+  OptionParser trace(parser, "trace", "Record what a running server does, as a timeline");
+  trace_options.Register(trace);
   parser.RequireSubcommand();
   if (const auto exit_code = parser.Parse(argc, argv)) return *exit_code;
 
   if (quantize.Chosen()) return RunQuantize(quantize_options);
   if (pack.Chosen()) return RunPack(pack_options);
+  if (trace.Chosen()) return RunTrace(trace_options);
   const ServeOptions* options = &chat_options;
   if (serve.Chosen()) options = &serve_options;
   if (run.Chosen()) options = &run_options;

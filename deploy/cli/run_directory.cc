@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr char kPrefix[] = "tandem-run-";
 constexpr char kLockName[] = "/lock";
+constexpr char kGpuSocketName[] = "/gpu.sock";
 
 bool OwnedByUs(const std::string& path) {
   struct stat info = {};
@@ -41,13 +43,26 @@ void RemoveDeadDirectories(const std::string& parent) {
   }
 }
 
+// $XDG_RUNTIME_DIR where it can be used, then /tmp.
+std::vector<std::string> Parents() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime == '/' && access(runtime, W_OK) == 0) return {runtime, "/tmp"};
+  return {"/tmp"};
+}
+
+// Only directories with sockets are asked: the lock of one that is just being made stays alone.
+bool IsLive(const std::string& path) {
+  if (!OwnedByUs(path) || access((path + kGpuSocketName).c_str(), F_OK) != 0) return false;
+  const int fd = open((path + kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  const bool locked = flock(fd, LOCK_SH | LOCK_NB) != 0;
+  close(fd);
+  return locked;
+}
+
 }  // namespace
 
-absl::StatusOr<RunDirectory> RunDirectory::Create() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const bool usable = runtime != nullptr && *runtime == '/' && access(runtime, W_OK) == 0;
-  return CreateUnder(usable ? runtime : "/tmp");
-}
+absl::StatusOr<RunDirectory> RunDirectory::Create() { return CreateUnder(Parents().front()); }
 
 absl::StatusOr<RunDirectory> RunDirectory::CreateUnder(const std::string& parent) {
   RemoveDeadDirectories(parent);
@@ -70,6 +85,39 @@ RunDirectory::~RunDirectory() {
   std::error_code error;
   std::filesystem::remove_all(path_, error);
   close(lock_fd_);
+}
+
+std::vector<std::string> LiveRunDirectories() { return LiveRunDirectoriesUnder(Parents()); }
+
+std::vector<std::string> LiveRunDirectoriesUnder(const std::vector<std::string>& parents) {
+  std::vector<std::string> live;
+  for (const std::string& parent : parents) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(parent, error)) {
+      const std::string path = entry.path().string();
+      if (entry.path().filename().string().starts_with(kPrefix) && IsLive(path)) {
+        live.push_back(path);
+      }
+    }
+  }
+  std::sort(live.begin(), live.end());
+  live.erase(std::unique(live.begin(), live.end()), live.end());
+  return live;
+}
+
+std::vector<std::string> ControlAddresses(const std::string& run_directory) {
+  std::vector<std::string> addresses;
+  const auto add = [&](const std::string& socket) {
+    const std::string path = run_directory + socket;
+    if (access(path.c_str(), F_OK) != 0) return false;
+    addresses.push_back("unix:" + path);
+    return true;
+  };
+  add("/gateway.sock");
+  add(kGpuSocketName);
+  for (int i = 0; add(absl::StrCat("/expert", i, ".sock")); ++i) {
+  }
+  return addresses;
 }
 
 RunDirectory::RunDirectory(RunDirectory&& other) noexcept

@@ -5,6 +5,7 @@
 // the next start.
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -28,5 +29,14 @@ class RunDirectory {
   std::string path_;
   int lock_fd_ = -1;
 };
+
+// Directories of this user's servers that run now, sorted, under $XDG_RUNTIME_DIR and /tmp.
+std::vector<std::string> LiveRunDirectories();
+// The same under given directories, for tests.
+std::vector<std::string> LiveRunDirectoriesUnder(const std::vector<std::string>& parents);
+
+// gRPC addresses of the control services of a server's processes: gateway, gpu_worker, expert
+// workers. Empty where there are none.
+std::vector<std::string> ControlAddresses(const std::string& run_directory);
 
 }  // namespace tandem

@@ -37,6 +37,7 @@ TEST(LaunchPlan, GivesEveryNumaNodeItsWorker) {
   EXPECT_EQ(plan->expert_workers[1].inherited_fds, std::vector<int>{8});
   EXPECT_THAT(plan->gpu_worker.argv,
               Contains("--expert-workers=unix:/run/x/expert0.sock,unix:/run/x/expert1.sock"));
+  EXPECT_THAT(plan->gateway.argv, Contains("--control-listen=unix:/run/x/gateway.sock"));
 }
 
 TEST(LaunchPlan, ExpertWorkersKeepPackedWeightsInTheStateDirectory) {

@@ -47,6 +47,25 @@ TEST_F(RunDirectoryTest, RemovesWhatADeadServerLeftAndKeepsALivingOnes) {
   EXPECT_TRUE(std::filesystem::exists(living->path()));
 }
 
+TEST_F(RunDirectoryTest, FindsTheServersThatRunAndTheirProcesses) {
+  auto starting = RunDirectory::CreateUnder(parent_);  // has no sockets yet
+  auto serving = RunDirectory::CreateUnder(parent_);
+  ASSERT_TRUE(starting.ok() && serving.ok());
+  const std::string dead = parent_ + "/tandem-run-dead00";
+  std::filesystem::create_directory(dead);
+  for (const char* name : {"/lock", "/gpu.sock"}) std::ofstream(dead + name) << "";
+  for (const char* name : {"/gpu.sock", "/expert0.sock", "/expert1.sock", "/gateway.sock"}) {
+    std::ofstream(serving->path() + name) << "";
+  }
+  const std::vector<std::string> parents = {parent_, parent_, parent_ + "/absent"};
+  EXPECT_EQ(LiveRunDirectoriesUnder(parents), std::vector<std::string>{serving->path()});
+  const std::string prefix = "unix:" + serving->path();
+  EXPECT_EQ(ControlAddresses(serving->path()),
+            (std::vector<std::string>{prefix + "/gateway.sock", prefix + "/gpu.sock",
+                                      prefix + "/expert0.sock", prefix + "/expert1.sock"}));
+  EXPECT_TRUE(ControlAddresses(starting->path()).empty());
+}
+
 TEST_F(RunDirectoryTest, NamesAParentThatCannotBeUsed) {
   const auto directory = RunDirectory::CreateUnder(parent_ + "/absent");
   ASSERT_FALSE(directory.ok());

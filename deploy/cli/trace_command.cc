@@ -1,9 +1,13 @@
 #include "deploy/cli/trace_command.h"
 
 #include <grpcpp/grpcpp.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -147,7 +151,19 @@ absl::Status WriteFile(const std::string& path, const std::vector<ProcessTrace>&
   return absl::OkStatus();
 }
 
+// Before anything is recorded: whether the file or its directory can be written.
+absl::Status CheckWritable(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const bool writable = access(path.c_str(), F_OK) == 0
+                            ? access(path.c_str(), W_OK) == 0
+                            : access(parent.empty() ? "." : parent.c_str(), W_OK) == 0;
+  if (writable) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("--out=", path, ": cannot be written: ", std::strerror(errno)));
+}
+
 absl::Status Trace(const TraceOptions& options, uint32_t duration_ms) {
+  RETURN_IF_ERROR(CheckWritable(options.out));
   ASSIGN_OR_RETURN(const std::vector<std::string> addresses, FindAddresses(options));
   ASSIGN_OR_RETURN(const std::vector<ProcessTrace> traces, RecordTimeline(addresses, duration_ms));
   RETURN_IF_ERROR(WriteFile(options.out, traces));

@@ -1,16 +1,22 @@
 """Tokens per second of the shipped model through HTTP, with 1 and with 16 streams.
 
-  TANDEM_BIN_DIR=build/release/bin TANDEM_SOURCE_ROOT=$PWD /usr/bin/python3 tests/bench/serving_bench.py [--json FILE] [serve options]
+  TANDEM_BIN_DIR=build/release/bin TANDEM_SOURCE_ROOT=$PWD /usr/bin/python3 tests/bench/serving_bench.py \
+      [--json FILE] [--trace] [serve options]
 
 Every figure is the median of several rounds of greedy streams of a fixed length (ignore_eos). Beside the
 rate: the worker's time of a step, the part of it spent on handing rows to experts and waiting for them,
 and what a step takes outside of the worker (scheduling, gRPC, detokenizing, HTTP).
+
+--trace: instead, what recording a timeline costs. Rounds with and without a recording take turns; printed
+is the median of their ratios, and the quartiles beside it.
 """
 
 import json
 import pathlib
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -18,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "integra
 import harness  # noqa: E402 - found through the line above
 
 ROUNDS = 5
+TRACE_ROUNDS = 16
 TOKENS = 400
 
 
@@ -35,16 +42,22 @@ def worker_times(server, port):
             ("steps_total", "step_seconds_total", "expert_wait_seconds_total")]
 
 
+def generate_all(server, streams, seed):
+    """-> seconds that all streams together took."""
+    started = time.monotonic()
+    threads = [threading.Thread(target=generate, args=(server, seed + i)) for i in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.monotonic() - started
+
+
 def measure(server, port, streams):
     rounds = []
     for number in range(ROUNDS + 1):  # the first warms up
-        before, started = worker_times(server, port), time.monotonic()
-        threads = [threading.Thread(target=generate, args=(server, 100 * number + i)) for i in range(streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        wall = time.monotonic() - started
+        before = worker_times(server, port)
+        wall = generate_all(server, streams, 100 * number)
         steps, busy, experts = (b - a for a, b in zip(before, worker_times(server, port)))
         rounds.append({"tokens_per_s": streams * TOKENS / wall, "step_us": 1e6 * busy / steps,
                        "expert_wait_us": 1e6 * experts / steps, "outside_worker_us": 1e6 * (wall - busy) / steps})
@@ -52,16 +65,45 @@ def measure(server, port, streams):
             **{key: statistics.median(row[key] for row in rounds[1:]) for key in rounds[0]}}
 
 
+def traced_round(server, streams, seed):
+    with tempfile.TemporaryDirectory() as directory:
+        recording = subprocess.Popen([str(harness.BIN / "tandem"), "trace", "--seconds=60", f"--out={directory}/t",
+                                      f"--run-dir={server.run_directory()}"], stderr=subprocess.DEVNULL)
+        try:
+            seconds = generate_all(server, streams, seed)
+            assert recording.poll() is None, "the recording ended before the round"
+            return seconds
+        finally:
+            recording.kill()
+            recording.wait()
+
+
+def measure_trace(server, _port, streams):
+    generate_all(server, streams, 0)
+    ratios = []
+    for number in range(TRACE_ROUNDS):
+        turns = [("plain", generate_all), ("traced", traced_round)]
+        if number % 2 == 1:
+            turns.reverse()
+        seconds = {name: run(server, streams, 100 * number) for name, run in turns}
+        ratios.append(seconds["traced"] / seconds["plain"])
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {"streams": streams, "rounds": TRACE_ROUNDS, "traced_over_plain_time": middle, "lower_quartile": low,
+            "upper_quartile": high}
+
+
 def main():
     arguments = sys.argv[1:]
     target = None
     if arguments[:1] == ["--json"]:
         target, arguments = arguments[1], arguments[2:]
+    traced = "--trace" in arguments
+    arguments = [argument for argument in arguments if argument != "--trace"]
     with harness.Server(harness.TINY, *arguments) as server:
         port = next(p for p in server.metrics_ports() if "tandem_gpu_worker_steps_total" in harness.scrape(p))
-        results = [measure(server, port, streams) for streams in (1, 16)]
+        results = [(measure_trace if traced else measure)(server, port, streams) for streams in (1, 16)]
     for row in results:
-        print("  ".join(f"{key} {value:.1f}" if isinstance(value, float) else f"{key} {value}"
+        print("  ".join(f"{key} {value:.{4 if traced else 1}f}" if isinstance(value, float) else f"{key} {value}"
                         for key, value in row.items()))
     if target:
         pathlib.Path(target).write_text(json.dumps(results, indent=1))

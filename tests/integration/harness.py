@@ -105,15 +105,20 @@ class Server:
 
     def bound_ports(self):
         """What the gateway wrote of its ports; None while it has not, or is not there."""
-        pids = self.children().get("tandem-gateway")
-        if not pids:
+        try:
+            return json.loads(self._ports_file().read_text())
+        except (AttributeError, OSError, ValueError):
             return None
-        for argument in pathlib.Path(f"/proc/{pids[0]}/cmdline").read_bytes().split(b"\0"):
-            if argument.startswith(b"--ports-file="):
-                try:
-                    return json.loads(pathlib.Path(argument.split(b"=", 1)[1].decode()).read_text())
-                except (OSError, ValueError):
-                    return None
+
+    def run_directory(self):
+        """Where the sockets of the processes are."""
+        return str(self._ports_file().parent)
+
+    def _ports_file(self):
+        for pid in self.children().get("tandem-gateway", [])[:1]:
+            for argument in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                if argument.startswith(b"--ports-file="):
+                    return pathlib.Path(argument.split(b"=", 1)[1].decode())
         return None
 
     def metrics_ports(self):

@@ -18,11 +18,21 @@ namespace tandem::gpu {
 // The device's time at the corners of one MoE layer of one lane, ns.
 struct LayerStamps {
   int64_t begin = 0;      // of the layer
+  int64_t attended = 0;   // attention is done
   int64_t submit = 0;     // rows are routed
   int64_t submitted = 0;  // handed to the experts
   int64_t shared = 0;     // shared and resident experts are done
   int64_t wait = 0;       // nothing is left to do but wait for the experts
   int64_t done = 0;       // the experts' sum is added
+};
+
+// The same of a whole step. What a step does not sample is not stamped.
+struct StepStamps {
+  int64_t begin = 0;    // of the embedding
+  int64_t layers = 0;   // all layers are done
+  int64_t head = 0;     // logits are there
+  int64_t sampled = 0;  // tokens are there
+  int64_t end = 0;      // log-probabilities are there
 };
 
 // What all ops of one lane of a step share.

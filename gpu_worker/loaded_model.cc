@@ -183,7 +183,8 @@ absl::Status LoadedModel::MakeRunner(const WorkerOptions& options) {
                                                 .max_sequences = options.max_sequences,
                                                 .max_context = ContextOf(spec_, options),
                                                 .max_logprobs = options.max_logprobs,
-                                                .pipeline = options.pipeline}));
+                                                .pipeline = options.pipeline,
+                                                .tracer = options.tracer}));
   runner_->set_epoch(options.epoch);
   return absl::OkStatus();
 }

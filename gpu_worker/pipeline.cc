@@ -79,6 +79,7 @@ void Pipeline::BeginLayer(Lane& lane, int layer, int moe_layer) {
   } else {
     EnqueueGqaAttention(step, weights.attention, parts_.cache.layer(layer));
   }
+  if (stamps != nullptr) step.backend.Stamp(&stamps->attended);
   progress_.fetch_add(1, std::memory_order_relaxed);
   EnqueueNorm(step, step.act.hidden, weights.post_attention_norm, step.act.normed);
   if (moe_layer < 0) {

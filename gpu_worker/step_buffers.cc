@@ -47,6 +47,7 @@ absl::Status StepBuffers::Create(Backend& backend, const SequenceLimits& limits,
   RETURN_IF_ERROR(may_defer.Create(backend, rows));
   RETURN_IF_ERROR(deferral.Create(backend, 1));
   RETURN_IF_ERROR(stamps.Create(backend, static_cast<size_t>(sizes.stamps)));
+  RETURN_IF_ERROR(step_stamps.Create(backend, 1));
   RETURN_IF_ERROR(
       block_table.Create(backend, sequences * static_cast<size_t>(limits.blocks_per_sequence())));
   RETURN_IF_ERROR(sample_count.Create(backend, 1));

@@ -77,6 +77,7 @@ struct StepBuffers {
   StagedArray<int32_t> block_table;      // [sequences, blocks_per_sequence]
   StagedArray<DeferralLimits> deferral;  // [1]
   StagedArray<LayerStamps> stamps;       // [lanes, MoE layers]
+  StagedArray<StepStamps> step_stamps;   // [1]
 
   StagedArray<int32_t> sample_count;  // [1]
   StagedArray<int32_t> sample_rows;   // [sequences]

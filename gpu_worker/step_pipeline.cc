@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/log.h"
@@ -67,6 +68,7 @@ void StepPipeline::Choose(StepPlan& plan, StepBuffers& buffers) {
   } else {
     choice_ = planner_->Choose(shape_);
   }
+  choice_.measured |= std::exchange(measure_next_, false);
   buffers.deferral[0] = Defers(choice_.policy) ? options_.deferral : DeferralLimits{};
   if (LanesOf(choice_.policy) == 1) {
     bounds_ = {graph_ ? BucketOf(plan.rows(), limits_.max_rows) : plan.rows(), 0};
@@ -108,6 +110,7 @@ void StepPipeline::Download(Backend& backend, StepBuffers& buffers, const StepPl
   if (choice_.measured) {
     const auto lanes = static_cast<size_t>(LanesOf(choice_.policy));
     buffers.stamps.Download(backend, lanes * decoder_.picks().size());
+    buffers.step_stamps.Download(backend, 1);
   }
   for (size_t i = 0; i < sums_.size(); ++i) {
     backend.CopyToHost(sums_[i].data(), decoder_.picks()[i].sums,

@@ -63,7 +63,8 @@ StepRunner::StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& c
       clock_(options.clock == nullptr ? steady_clock_ : *options.clock),
       table_(limits),
       validator_(limits),
-      plan_(limits, {.defer_prefill = options.pipeline.defer_prefill}) {}
+      plan_(limits, {.defer_prefill = options.pipeline.defer_prefill}),
+      trace_(options.tracer) {}
 
 absl::Status StepRunner::MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline) {
   const SequenceLimits& limits = table_.limits();
@@ -84,6 +85,9 @@ absl::Status StepRunner::MakeBuffers(const ModelWeights& weights, const Pipeline
                                    .head_rows = decoder.head_rows,
                                    .stamps = kMaxLanes * static_cast<int>(moe_layers)}));
   pipeline_ = std::make_unique<StepPipeline>(pipeline, bounds, *decoder_);
+  std::vector<int> layers;
+  for (const RouterPicks& layer : decoder_->picks()) layers.push_back(layer.layer);
+  trace_.set_layers(std::move(layers));
   picks_.assign(moe_layers, std::vector<uint16_t>(static_cast<size_t>(decoder.buffer_rows) *
                                                   static_cast<size_t>(spec_.moe.top_k)));
   return absl::OkStatus();
@@ -111,6 +115,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
     SetOutcome(result, worker::v1::STEP_OUTCOME_INVALID, status);
     return;
   }
+  if (trace_.Begin()) pipeline_->MeasureNext();
   StartAndRelease(step);
   absl::Status status = CopyBlocks(step);
   plan_.Build(step, table_, buffers_);
@@ -123,6 +128,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
     Commit(step, result);
     if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward_ns);
     if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
+    if (plan_.rows() > 0 && trace_.tracing()) TraceStep(step);
   }
   result.mutable_timing()->set_total_us(static_cast<uint64_t>((clock_.NowNs() - start_ns) / 1000));
   result.mutable_timing()->set_rows(static_cast<uint32_t>(plan_.rows()));
@@ -162,10 +168,14 @@ absl::Status StepRunner::Forward() {
   pipeline_->Choose(plan_, buffers_);
   plan_.Upload(backend_, buffers_);
   pipeline_->Upload(backend_, buffers_);
-  if (needs_link) link_->BeginStep(++forwards_);
+  ++forwards_;
+  if (needs_link) link_->BeginStep(forwards_);
+  trace_.Mark(&HostStamps::prepared_ns);
   Enqueue();
   Download();
+  trace_.Mark(&HostStamps::enqueued_ns);
   const absl::Status device = backend_.Synchronize();
+  trace_.Mark(&HostStamps::synchronized_ns);
   const absl::Status experts = needs_link ? link_->EndStep() : absl::OkStatus();
   return device.ok() ? experts : device;
 }
@@ -182,7 +192,9 @@ void StepRunner::Enqueue() {
                   .block_table = buffers_.block_table.device(),
                   .blocks_per_sequence = limits.blocks_per_sequence(),
                   .block_tokens = limits.block_tokens};
+  Stamp(&StepStamps::begin);
   decoder_->EnqueueForward(inputs, link_);
+  Stamp(&StepStamps::layers);
   const int most_samples = decode ? key.bucket + key.second_bucket : plan_.samples();
   const Rows samples{.bound = BucketOf(most_samples, limits.max_sequences),
                      .count = buffers_.sample_count.device()};
@@ -195,10 +207,16 @@ void StepRunner::Enqueue() {
     backend_.Logprobs(args);
   }
   EnqueuePromptLogprobs();
+  Stamp(&StepStamps::end);
+}
+
+void StepRunner::Stamp(int64_t StepStamps::*corner) {
+  if (pipeline_->choice().measured) backend_.Stamp(&(buffers_.step_stamps.device()->*corner));
 }
 
 void StepRunner::EnqueueSampler(Rows rows) {
   const Matrix logits = decoder_->EnqueueHead(rows, buffers_.sample_rows.device());
+  Stamp(&StepStamps::head);
   backend_.Sample({.rows = rows,
                    .logits = logits,
                    .vocab = spec_.vocab,
@@ -208,6 +226,7 @@ void StepRunner::EnqueueSampler(Rows rows) {
                    .banned_ids = buffers_.banned_ids.device(),
                    .token_counts = counts_->device(),
                    .tokens = buffers_.tokens.device()});
+  Stamp(&StepStamps::sampled);
 }
 
 // Prefill only, so the number of chunks may depend on the step.
@@ -257,6 +276,19 @@ bool StepRunner::IsFinite(const PlannedSequence& planned) const {
     }
   }
   return true;
+}
+
+void StepRunner::TraceStep(const Step& step) {
+  StepStamps device = buffers_.step_stamps[0];
+  if (plan_.samples() == 0) device.head = device.sampled = 0;  // of an earlier step
+  trace_.End({.step = forwards_,
+              .gateway_step = step.step_id(),
+              .rows = plan_.rows(),
+              .lanes = LanesOf(pipeline_->choice().policy),
+              .logprobs = plan_.wants_logprobs() || plan_.prompt_rows() > 0,
+              .device = device,
+              .layers = buffers_.stamps.host()},
+             link_);
 }
 
 void StepRunner::Commit(const Step& step, StepResult& result) {

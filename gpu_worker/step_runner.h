@@ -30,6 +30,7 @@
 #include "gpu_worker/step_buffers.h"
 #include "gpu_worker/step_pipeline.h"
 #include "gpu_worker/step_plan.h"
+#include "gpu_worker/step_trace.h"
 #include "gpu_worker/step_validator.h"
 #include "gpu_worker/token_counts.h"
 #include "tandem/worker/v1/gpu_worker.pb.h"
@@ -43,6 +44,7 @@ struct StepRunnerOptions {
   int max_logprobs = 20;
   PipelineOptions pipeline;
   const Clock* clock = nullptr;  // of step times; null: the steady one
+  Tracer* tracer = nullptr;  // null: no timeline
 };
 
 class StepRunner {
@@ -78,12 +80,14 @@ class StepRunner {
   void StartAndRelease(const worker::v1::Step& step);
   absl::Status CopyBlocks(const worker::v1::Step& step);
   absl::Status Forward();
+  void Stamp(int64_t StepStamps::*corner);
   void Enqueue();
   void EnqueueSampler(Rows rows);
   void EnqueuePromptLogprobs();
   void Download();
   bool IsFinite(const PlannedSequence& planned) const;
   void Commit(const worker::v1::Step& step, worker::v1::StepResult& result);
+  void TraceStep(const worker::v1::Step& step);
   worker::v1::WorkerFinish CommitSequence(const PlannedSequence& planned,
                                           const worker::v1::SequenceStep& step,
                                           worker::v1::SequenceResult& result);
@@ -103,6 +107,7 @@ class StepRunner {
   StepPlan plan_;
   StepBuffers buffers_;
   std::unique_ptr<StepPipeline> pipeline_;
+  StepTrace trace_;
   std::vector<std::vector<uint16_t>> picks_;  // [MoE layers][buffer rows * top_k]
 };
 

@@ -44,7 +44,8 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
                                                        .max_sequences = options.max_sequences,
                                                        .max_context = options.max_context,
                                                        .pipeline = options.pipeline,
-                                                       .clock = options.clock}));
+                                                       .clock = options.clock,
+                                                       .tracer = options.tracer}));
   if (spec.moe.experts > 0) {
     expert::LoadProgress progress;
     ASSIGN_OR_RETURN(model->experts_,

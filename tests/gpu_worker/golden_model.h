@@ -31,6 +31,7 @@ struct GoldenOptions {
   int max_context = 256;
   PipelineOptions pipeline = {};
   const Clock* clock = nullptr;  // of step times; null: the steady one
+  Tracer* tracer = nullptr;
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };

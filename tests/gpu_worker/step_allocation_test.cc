@@ -37,11 +37,30 @@ void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); 
 namespace tandem::gpu {
 namespace {
 
-class StepAllocationTest : public StepRunnerTestBase {};
+class StepAllocationTest : public StepRunnerTestBase {
+ protected:
+  void ExpectNoneOfDecodeAndPrefillSteps();
+};
 
 TEST_F(StepAllocationTest, DecodeAndPrefillStepsAllocateNothing) {
   Load("qwen3_moe", {});
+  if (!IsSkipped()) ExpectNoneOfDecodeAndPrefillSteps();
+}
+
+TEST_F(StepAllocationTest, TracedStepsAllocateNothing) {
+  Tracer tracer;
+  GoldenOptions options;
+  options.tracer = &tracer;
+  Load("qwen3_moe", options);
   if (IsSkipped()) return;
+  ASSERT_TRUE(tracer.Start().ok());
+  ExpectNoneOfDecodeAndPrefillSteps();
+  size_t events = 0;
+  for (const TraceLog::Track& track : tracer.Stop().tracks) events += track.events.size();
+  EXPECT_GT(events, 0u);
+}
+
+void StepAllocationTest::ExpectNoneOfDecodeAndPrefillSteps() {
   v1::Step prefill;
   v1::StepResult result;
   for (uint64_t id = 1; id <= 3; ++id) {

@@ -77,6 +77,16 @@ class Timeline:
         for key, begin in begins.items():
             self.test.assertNotEqual(begin["pid"], ends[key]["pid"])
 
+    def whole(self, events):
+        """Those that began and ended while every process was recorded."""
+        spans = {}  # process -> first begin, last end
+        for (process, _), of_track in self.tracks.items():
+            first, last = spans.get(process, (1 << 62, 0))
+            spans[process] = (min([first] + [ns(e["ts"]) for e in of_track]),
+                              max([last] + [ns(e["ts"]) + ns(e["dur"]) for e in of_track]))
+        first, last = max(s[0] for s in spans.values()), min(s[1] for s in spans.values())
+        return [e for e in events if ns(e["ts"]) >= first and ns(e["ts"]) + ns(e["dur"]) <= last]
+
     def named(self, process, name):
         return [e for (of, _), events in self.tracks.items() if of == process for e in events if e["name"] == name]
 
@@ -112,9 +122,10 @@ class Trace(unittest.TestCase):
         self.assertEqual(timeline.processes, {"gateway", "gpu_worker", "expert_worker"})
         timeline.check_nesting()
         timeline.check_arrows()
-        steps = {e["args"]["step"]: e for e in timeline.named("gpu_worker", "step")}
+        recorded = timeline.named("gpu_worker", "step")
+        self.assertIn(f"{len(recorded)} steps", printed)
+        steps = {e["args"]["step"]: e for e in timeline.whole(recorded)}
         self.assertGreater(len(steps), 3)
-        self.assertIn(f"{len(steps)} steps", printed)
         self.assertIn("expert_worker", printed)
         for name in ("attention", "router", "submit", "shared experts", "wait", "experts"):
             process = "expert_worker" if name == "experts" else "gpu_worker"
@@ -122,7 +133,7 @@ class Trace(unittest.TestCase):
             for event in timeline.named(process, name):
                 step = steps.get(event["args"]["step"])
                 if step is None:
-                    continue  # the recording began or ended in the middle of it
+                    continue
                 layers[event["args"]["step"]].add(event["args"]["layer"])
                 if name == "experts":
                     # One clock: the experts of a step compute while it runs.
@@ -133,8 +144,7 @@ class Trace(unittest.TestCase):
             self.assertEqual(set(layers), set(steps), name)
             self.assertEqual({len(of) for of in layers.values()}, {LAYERS}, name)
         for name in ("head", "sampling"):
-            self.assertLessEqual({e["args"]["step"] for e in timeline.named("gpu_worker", name)}, set(steps))
-            self.assertGreater(len(timeline.named("gpu_worker", name)), 0, name)
+            self.assertGreater(len(set(steps) & {e["args"]["step"] for e in timeline.named("gpu_worker", name)}), 3)
         gateway_steps = {e["args"]["step"] for e in timeline.named("gateway", "step out")}
         self.assertGreater(len(gateway_steps & {e["args"]["gateway_step"] for e in steps.values()}), 3)
         for name in ("schedule", "send step", "detokenize"):

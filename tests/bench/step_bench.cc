@@ -3,6 +3,8 @@
 // it.
 //
 //   step_bench [steps]     prints medians over the steps, for 1 and for 16 sequences
+//
+// Every other step is traced (common/base/trace.h); `tracing` is what that adds outside of the ops.
 
 #include <algorithm>
 #include <chrono>
@@ -109,12 +111,13 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-int Measure(GoldenModel& model, TimedBackend& timed, int sequences, int steps) {
+int Measure(GoldenModel& model, TimedBackend& timed, Tracer& tracer, int sequences, int steps) {
   model.runner().Reset();
   worker::v1::StepResult result;
   const int blocks_each = (static_cast<int>(kPrompt) + steps) / 16 + 1;
   model.runner().Run(FirstStep(sequences, blocks_each), result);
   std::vector<double> whole;
+  std::vector<double> outside_traced;
   std::vector<double> outside;
   int ops = 0;
   for (int s = 0; s < steps; ++s) {
@@ -126,31 +129,42 @@ int Measure(GoldenModel& model, TimedBackend& timed, int sequences, int steps) {
       sequence.set_last_sampled(true);
       sequence.set_sample(true);
     }
+    const bool trace = s % 2 == 1;
+    if (trace) tracer.Start().IgnoreError();
     timed.TakeOpMicros();
     timed.TakeOps();
     const Clock::time_point start = Clock::now();
     model.runner().Run(step, result);
-    whole.push_back(MicrosSince(start));
-    outside.push_back(whole.back() - timed.TakeOpMicros());
+    const double micros = MicrosSince(start);
+    (trace ? outside_traced : outside).push_back(micros - timed.TakeOpMicros());
+    if (!trace) whole.push_back(micros);
+    if (trace) tracer.Stop();
     ops = timed.TakeOps();
     if (result.outcome() != worker::v1::STEP_OUTCOME_OK) {
       std::fprintf(stderr, "step failed: %s\n", result.error().c_str());
       return 1;
     }
   }
-  std::printf("sequences %2d  ops %d  step_us %.1f  outside_ops_us %.1f (%.1f %%)\n", sequences,
-              ops, Median(whole), Median(outside), 100 * Median(outside) / Median(whole));
+  const double step_us = Median(whole);
+  const double tracing_us = Median(outside_traced) - Median(outside);
+  std::printf(
+      "sequences %2d  ops %d  step_us %.1f  outside_ops_us %.1f (%.1f %%)  tracing_us %.1f "
+      "(%.2f %%)\n",
+      sequences, ops, step_us, Median(outside), 100 * Median(outside) / step_us, tracing_us,
+      100 * tracing_us / step_us);
   return 0;
 }
 
 int Main(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 400;
-  if (steps < 1 || steps > 900) {
-    std::fprintf(stderr, "steps: 1 to 900\n");
+  if (steps < 2 || steps > 900) {
+    std::fprintf(stderr, "steps: 2 to 900\n");
     return 2;
   }
   TimedBackend* timed = nullptr;
+  Tracer tracer;
   GoldenOptions options;
+  options.tracer = &tracer;
   options.parity = false;
   options.max_sequences = 16;
   options.max_context = 1024;
@@ -165,8 +179,8 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", model.status().ToString().c_str());
     return 1;
   }
-  const int one = Measure(**model, *timed, 1, steps);
-  return one != 0 ? one : Measure(**model, *timed, 16, steps);
+  const int one = Measure(**model, *timed, tracer, 1, steps);
+  return one != 0 ? one : Measure(**model, *timed, tracer, 16, steps);
 }
 
 }  // namespace

@@ -165,7 +165,7 @@ struct TraceLog {
 class Tracer {
  public:
   struct Options {
-    size_t ring_events = 8192;        // a track; a power of two. 512 KiB, 20 ms at 400,000 events/s
+    size_t ring_events = 16384;       // a track; a power of two. 0.9 MB, 50 ms at 330,000 events/s
     size_t max_events = 1024 * 1024;  // a recording, all tracks: 64 MiB
   };
 

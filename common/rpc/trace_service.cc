@@ -17,9 +17,9 @@ namespace {
 
 namespace v1 = trace::v1;
 
-// A ring holds what a thread records in that time at 400,000 events a second; each drain is a
+// A ring holds what a thread records in that time at 330,000 events a second; each drain is a
 // wake-up that the measured threads may feel.
-constexpr std::chrono::milliseconds kDrainInterval{20};
+constexpr std::chrono::milliseconds kDrainInterval{50};
 // Some 100 KB a message, far below gRPC's limit of 4 MB.
 constexpr size_t kEventsOfChunk = 4096;
 

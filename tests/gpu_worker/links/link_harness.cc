@@ -44,7 +44,7 @@ void RunTeam(int threads, const std::function<void(int)>& fn) {
 
 ExpertWorkerThreads::ExpertWorkerThreads(const std::string& socket_path,
                                          const std::vector<int>& cpus, shm::Placement placement,
-                                         int worker)
+                                         int worker, Tracer* tracer)
     : experts_(worker) {
   expert::LinkLoop::Options options;
   options.socket_path = socket_path;
@@ -52,6 +52,9 @@ ExpertWorkerThreads::ExpertWorkerThreads(const std::string& socket_path,
   options.placement = placement;
   // Tests run more threads than there are cores.
   options.spin = std::chrono::microseconds(200);
+  for (size_t i = 0; tracer != nullptr && i < cpus.size(); ++i) {
+    options.tracks.push_back(tracer->AddTrack("experts " + std::to_string(i)));
+  }
   auto loop = expert::LinkLoop::Start(options, &experts_);
   TANDEM_CHECK(loop.ok());
   loop_ = std::move(loop).value();

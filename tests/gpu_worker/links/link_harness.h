@@ -42,12 +42,12 @@ void RunTeam(int threads, const std::function<void(int)>& fn);
 class ExpertWorkerThreads {
  public:
   ExpertWorkerThreads(const std::string& socket_path, int threads, shm::Placement placement,
-                      int worker = 0)
+                      int worker = 0, Tracer* tracer = nullptr)
       : ExpertWorkerThreads(socket_path, std::vector<int>(static_cast<size_t>(threads), -1),
-                            placement, worker) {}
+                            placement, worker, tracer) {}
   // `cpus` decide who is paired with whom; the threads are not pinned.
   ExpertWorkerThreads(const std::string& socket_path, const std::vector<int>& cpus,
-                      shm::Placement placement, int worker);
+                      shm::Placement placement, int worker, Tracer* tracer = nullptr);
   ~ExpertWorkerThreads();
 
   expert::LinkLoop& loop() { return *loop_; }

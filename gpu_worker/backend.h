@@ -333,7 +333,8 @@ struct LogprobsArgs {
 struct GraphKey {
   int bucket = 0;         // rows of the first lane, at most
   int second_bucket = 0;  // of the second; 0: there is one lane
-  bool measured = false;  // with stamps
+  bool measured = false;  // with the stamps that the planner reads
+  bool traced = false;    // and with those that the timeline shows besides
 
   bool operator==(const GraphKey&) const = default;
 };

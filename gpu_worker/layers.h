@@ -18,7 +18,7 @@ namespace tandem::gpu {
 // The device's time at the corners of one MoE layer of one lane, ns.
 struct LayerStamps {
   int64_t begin = 0;      // of the layer
-  int64_t attended = 0;   // attention is done
+  int64_t attended = 0;   // attention is done; of traced steps
   int64_t submit = 0;     // rows are routed
   int64_t submitted = 0;  // handed to the experts
   int64_t shared = 0;     // shared and resident experts are done
@@ -26,7 +26,7 @@ struct LayerStamps {
   int64_t done = 0;       // the experts' sum is added
 };
 
-// The same of a whole step. What a step does not sample is not stamped.
+// The same of a whole traced step. What a step does not sample is not stamped.
 struct StepStamps {
   int64_t begin = 0;    // of the embedding
   int64_t layers = 0;   // all layers are done

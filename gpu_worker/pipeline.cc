@@ -51,7 +51,8 @@ Pipeline::Lane Pipeline::MakeLane(const StepInputs& inputs, ExpertLink* link, in
                    .may_defer =
                        inputs.may_defer == nullptr ? nullptr : inputs.may_defer + rows.first_row},
           .first_row = rows.first_row,
-          .stamps = inputs.stamps == nullptr ? nullptr : inputs.stamps + stamps};
+          .stamps = inputs.stamps == nullptr ? nullptr : inputs.stamps + stamps,
+          .traced = inputs.traced};
 }
 
 void Pipeline::EnqueueEmbedding(const Lane& lane, const StepInputs& inputs) {
@@ -79,7 +80,7 @@ void Pipeline::BeginLayer(Lane& lane, int layer, int moe_layer) {
   } else {
     EnqueueGqaAttention(step, weights.attention, parts_.cache.layer(layer));
   }
-  if (stamps != nullptr) step.backend.Stamp(&stamps->attended);
+  if (stamps != nullptr && lane.traced) step.backend.Stamp(&stamps->attended);
   progress_.fetch_add(1, std::memory_order_relaxed);
   EnqueueNorm(step, step.act.hidden, weights.post_attention_norm, step.act.normed);
   if (moe_layer < 0) {

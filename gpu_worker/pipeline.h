@@ -67,6 +67,7 @@ struct StepInputs {
   const DeferralLimits* limits = nullptr;  // null: the model's picks are not deferred
   const uint8_t* may_defer = nullptr;      // [rows]
   LayerStamps* stamps = nullptr;           // [kMaxLanes, MoE layers]; null: not measured
+  bool traced = false;                     // all stamps are wanted
 };
 
 class Pipeline {
@@ -95,7 +96,8 @@ class Pipeline {
     StepContext step;
     int first_row = 0;
     LayerStamps* stamps = nullptr;  // [MoE layers]
-    int open = -1;                  // MoE layer (its index in `picks`) that FinishLayer is due for
+    bool traced = false;
+    int open = -1;  // MoE layer (its index in `picks`) that FinishLayer is due for
   };
 
   Lane MakeLane(const StepInputs& inputs, ExpertLink* link, int index) const;

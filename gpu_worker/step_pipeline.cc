@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/log.h"
@@ -68,7 +67,7 @@ void StepPipeline::Choose(StepPlan& plan, StepBuffers& buffers) {
   } else {
     choice_ = planner_->Choose(shape_);
   }
-  choice_.measured |= std::exchange(measure_next_, false);
+  choice_.measured |= traced_;
   buffers.deferral[0] = Defers(choice_.policy) ? options_.deferral : DeferralLimits{};
   if (LanesOf(choice_.policy) == 1) {
     bounds_ = {graph_ ? BucketOf(plan.rows(), limits_.max_rows) : plan.rows(), 0};
@@ -99,19 +98,23 @@ StepInputs StepPipeline::Inputs(const StepBuffers& buffers) const {
     inputs.may_defer = buffers.may_defer.device();
   }
   if (choice_.measured) inputs.stamps = buffers.stamps.device();
+  inputs.traced = traced_;
   return inputs;
 }
 
 GraphKey StepPipeline::graph_key() const {
-  return {.bucket = bounds_[0], .second_bucket = bounds_[1], .measured = choice_.measured};
+  return {.bucket = bounds_[0],
+          .second_bucket = bounds_[1],
+          .measured = choice_.measured,
+          .traced = traced_};
 }
 
 void StepPipeline::Download(Backend& backend, StepBuffers& buffers, const StepPlan& plan) {
   if (choice_.measured) {
     const auto lanes = static_cast<size_t>(LanesOf(choice_.policy));
     buffers.stamps.Download(backend, lanes * decoder_.picks().size());
-    buffers.step_stamps.Download(backend, 1);
   }
+  if (traced_) buffers.step_stamps.Download(backend, 1);
   for (size_t i = 0; i < sums_.size(); ++i) {
     backend.CopyToHost(sums_[i].data(), decoder_.picks()[i].sums,
                        static_cast<size_t>(plan.extent()) * sizeof(PickSums));

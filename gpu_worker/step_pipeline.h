@@ -58,8 +58,9 @@ class StepPipeline {
   // Before the first step, and when the link is another one.
   void set_link(const ExpertLink* link);
 
-  // The step chosen next has stamps, whatever the planner wants.
-  void MeasureNext() { measure_next_ = true; }
+  // Whether the steps chosen from now on have all stamps, whatever the planner wants.
+  void set_traced(bool traced) { traced_ = traced; }
+  bool traced() const { return traced_; }
   void Choose(StepPlan& plan, StepBuffers& buffers);
   void Upload(Backend& backend, const StepBuffers& buffers) const;
   StepInputs Inputs(const StepBuffers& buffers) const;
@@ -89,7 +90,7 @@ class StepPipeline {
   StepChoice choice_;
   std::array<int, kMaxLanes> bounds_{};  // rows of the lanes, at most
   bool graph_ = false;                   // a decode step
-  bool measure_next_ = false;
+  bool traced_ = false;
   StepTimes times_;
   std::vector<std::vector<PickSums>> sums_;  // [MoE layers][buffer rows], where picks are split
   PipelineCounters counters_;

@@ -115,7 +115,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
     SetOutcome(result, worker::v1::STEP_OUTCOME_INVALID, status);
     return;
   }
-  if (trace_.Begin()) pipeline_->MeasureNext();
+  pipeline_->set_traced(trace_.Begin());
   StartAndRelease(step);
   absl::Status status = CopyBlocks(step);
   plan_.Build(step, table_, buffers_);
@@ -128,7 +128,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
     Commit(step, result);
     if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward_ns);
     if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
-    if (plan_.rows() > 0 && trace_.tracing()) TraceStep(step);
+    if (plan_.rows() > 0 && pipeline_->traced()) TraceStep(step);
   }
   result.mutable_timing()->set_total_us(static_cast<uint64_t>((clock_.NowNs() - start_ns) / 1000));
   result.mutable_timing()->set_rows(static_cast<uint32_t>(plan_.rows()));
@@ -211,7 +211,7 @@ void StepRunner::Enqueue() {
 }
 
 void StepRunner::Stamp(int64_t StepStamps::*corner) {
-  if (pipeline_->choice().measured) backend_.Stamp(&(buffers_.step_stamps.device()->*corner));
+  if (pipeline_->traced()) backend_.Stamp(&(buffers_.step_stamps.device()->*corner));
 }
 
 void StepRunner::EnqueueSampler(Rows rows) {

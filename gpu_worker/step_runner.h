@@ -44,7 +44,7 @@ struct StepRunnerOptions {
   int max_logprobs = 20;
   PipelineOptions pipeline;
   const Clock* clock = nullptr;  // of step times; null: the steady one
-  Tracer* tracer = nullptr;  // null: no timeline
+  Tracer* tracer = nullptr;      // null: no timeline
 };
 
 class StepRunner {

@@ -316,6 +316,7 @@ void RecordingBackend::GraphBegin(const GraphKey& key) {
                            .Add("bucket", key.bucket)
                            .Add("second_bucket", key.second_bucket)
                            .Add("measured", key.measured)
+                           .Add("traced", key.traced)
                            .Take());
   in_graph_ = true;
   if (forward_ != nullptr) forward_->GraphBegin(key);

@@ -75,7 +75,7 @@ void StepPipeline::Choose(StepPlan& plan, StepBuffers& buffers) {
   }
   const int first = choice_.first_lane_rows;
   const int second = plan.rows() - first;
-  const int most = decoder_.options().buffer_rows;
+  const int most = limits_.max_rows;
   bounds_ = {graph_ ? BucketOf(first, most) : first, graph_ ? BucketOf(second, most) : second};
   plan.SplitLanes(first, bounds_[0], buffers);
 }

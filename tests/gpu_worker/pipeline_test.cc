@@ -166,6 +166,32 @@ TEST_P(PingPongTest, PromptsAreNotDeferred) {
   EXPECT_EQ(traces[0].logits, traces[1].logits);
 }
 
+// A lane's power-of-two bound must not pass what the link and the ops were made for.
+TEST_P(PingPongTest, FillsAStepWhoseSizeIsNoPowerOfTwo) {
+  GoldenOptions options;
+  options.pipeline.mode = Mode::kPingPong;
+  options.max_step_rows = options.max_sequences = 11;
+  options.max_context = 16;
+  Load(GetParam(), options);
+  if (IsSkipped()) return;
+  v1::Step first;
+  v1::Step second;
+  for (uint32_t i = 0; i < 11; ++i) {
+    AddStart(first, i);
+    AddTokens(first, i, 0, {2 + i}, {i}, true);
+    AddDecode(second, i, 1);
+  }
+  EXPECT_EQ(Run(first).outcome(), v1::STEP_OUTCOME_OK);
+  for (int step = 0; step < 4; ++step) {
+    const v1::StepResult result = Run(second);
+    ASSERT_EQ(result.outcome(), v1::STEP_OUTCOME_OK) << result.error();
+    EXPECT_EQ(result.sequences_size(), 11);
+    for (auto& sequence : *second.mutable_sequences()) {
+      sequence.set_start_position(sequence.start_position() + 1);
+    }
+  }
+}
+
 // A second sequence reads blocks that a first one has written, from its own lane.
 TEST_P(PingPongTest, WorksWithSharedPrefixBlocks) {
   std::vector<std::string> results;

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "common/tensor/weight_format.h"
+#include "common/tensor/expert_weights.h"
 
 namespace tandem::expert {
 
@@ -19,17 +19,8 @@ struct SegmentRange {
   bool operator==(const SegmentRange&) const = default;
 };
 
-// A matrix of experts as it is packed: one format for all experts of a layer.
-struct MatrixFormat {
-  WeightFormat format = WeightFormat::kBf16;
-  uint32_t group_columns = 0;  // 0 for plain formats, and for one scale a row
-  bool operator==(const MatrixFormat&) const = default;
-};
-struct LayerFormat {
-  MatrixFormat gate_up;
-  MatrixFormat down;
-  bool operator==(const LayerFormat&) const = default;
-};
+using tandem::LayerFormat;
+using tandem::MatrixFormat;
 
 // Whether kernels multiply it: the integer ones need scales over a power of two of dot groups.
 bool IsSupported(const MatrixFormat& m);

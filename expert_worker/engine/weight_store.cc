@@ -143,6 +143,22 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::AttachPart(int fd, con
   return store;
 }
 
+absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::AttachSealed(int fd,
+                                                                       const StoreSpec& spec) {
+  // Before anything is read: of a file that can shrink, a read may be a SIGBUS.
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (!IsSealed(fd) || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::FailedPreconditionError("the weight store is not sealed");
+  }
+  StoreManifest found;
+  ASSIGN_OR_RETURN(StoreMapping mapping, MapChecked(fd, spec, &found));
+  std::unique_ptr<WeightStore> store(
+      new WeightStore(found, spec.segments, mapping.base(), mapping.bytes()));
+  mapping.Release();
+  store->sealed_ = true;
+  return store;
+}
+
 absl::Status WeightStore::Check(int fd, const StoreSpec& spec) {
   StoreManifest found;
   return MapChecked(fd, spec, &found).status();

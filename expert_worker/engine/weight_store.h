@@ -51,6 +51,11 @@ class WeightStore {
   static absl::StatusOr<std::unique_ptr<WeightStore>> AttachPart(int fd, const StoreSpec& spec,
                                                                  SegmentRange owned);
 
+  // Maps a complete store of another process for copies of some experts: it must be sealed, so that
+  // nobody can change or cut it, and no page tables are filled ahead. FAILED_PRECONDITION if it is
+  // not sealed.
+  static absl::StatusOr<std::unique_ptr<WeightStore>> AttachSealed(int fd, const StoreSpec& spec);
+
   // Whether the file is a complete store that AttachPart maps, its data apart.
   static absl::Status Check(int fd, const StoreSpec& spec);
 
@@ -82,6 +87,7 @@ class WeightStore {
   bool has_layer(uint32_t layer) const {
     return layer < manifest_.layers && manifest_.layer[layer].slot != kNoSlot;
   }
+  SegmentRange owned() const { return owned_; }
   // Segments owned, and the intermediate features they hold together.
   uint32_t segments() const { return owned_.size(); }
   uint32_t width() const { return width_; }

@@ -22,4 +22,20 @@ void PackPanels(WeightFormat format, uint32_t group_columns, const PackSource& s
 // The inverse, exact: out[n, k] F32, row-major, dense.
 void UnpackPanels(WeightFormat format, const PackedMatrix& w, float* out);
 
+// Where codes and parameters go that were packed: the inverse of what PackSource describes.
+struct UnpackTarget {
+  void* elements;     // of the plain format, or one code a byte
+  size_t row_stride;  // elements between two rows
+  // Of quantized formats: [rows, group_stride], by the group's absolute number.
+  GroupParameters* groups;
+  size_t group_stride;
+  uint32_t first_column;  // absolute column of w's first input
+};
+
+// Rows [row_begin, row_end) of `w` to rows 0 and on of the target, bit by bit what was packed.
+// Elements go to the columns from the target's first on; parameters to the place of their group of
+// w.group_columns absolute columns, of which several chunks may hold equal copies.
+void UnpackRows(WeightFormat format, const PackedMatrix& w, uint32_t row_begin, uint32_t row_end,
+                const UnpackTarget& target);
+
 }  // namespace tandem::kernels

@@ -25,7 +25,7 @@ struct FakeShape {
   uint32_t intermediate = 24;
   DType dtype = DType::kF32;
   bool biases = false;
-  kernels::SwigluClamp activation;
+  kernels::SwigluClamp activation = {};
 };
 
 // What ExpectedBlock reads of a source: its exact values.

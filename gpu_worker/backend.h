@@ -22,7 +22,9 @@
 
 namespace tandem::gpu {
 
-class ExpertLink;  // gpu_worker/expert_link.h
+class ExpertLink;       // gpu_worker/expert_link.h
+class ResidentExperts;  // gpu_worker/resident_experts.h
+struct ResidentShape;
 
 enum class Stream : uint8_t { kCompute, kCopy };
 
@@ -273,6 +275,18 @@ struct ExpertWaitArgs {
   Matrix out;
 };
 
+// ADDS to `out` the weighted sum of each row's experts that lie on the device. Picks without a slot
+// cost nothing. A row's experts are summed in the order of its picks, then added at once.
+struct ResidentExpertsArgs {
+  Rows rows;
+  ResidentExperts* experts = nullptr;
+  int layer = 0;                    // of the model
+  ConstMatrix x;                    // [rows, hidden]
+  const uint16_t* slots = nullptr;  // [rows, top_k] of SplitPicks
+  const float* weights = nullptr;   // [rows, top_k]
+  Matrix out;
+};
+
 struct GatherRowsArgs {
   Rows rows;  // of the output
   ConstMatrix x;
@@ -354,6 +368,9 @@ class Backend {
   // Start-up only. Memory is zeroed, 64-byte aligned and freed with the backend.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) = 0;
+  // Slots for routed experts. RESOURCE_EXHAUSTED when the device has no memory for them.
+  virtual absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
+      const ResidentShape& shape) = 0;
 
   // Marks the ops of one decode step; a CUDA backend captures or replays them.
   virtual void GraphBegin(const GraphKey& key) = 0;
@@ -383,6 +400,7 @@ class Backend {
   virtual void SplitPicks(const SplitPicksArgs& args) = 0;
   virtual void ExpertSubmit(const ExpertSubmitArgs& args) = 0;
   virtual void ExpertWait(const ExpertWaitArgs& args) = 0;
+  virtual void RunResidentExperts(const ResidentExpertsArgs& args) = 0;
   virtual void GatherRows(const GatherRowsArgs& args) = 0;
   virtual void Sample(const SampleArgs& args) = 0;
   virtual void Logprobs(const LogprobsArgs& args) = 0;

@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "gpu_worker/backend_cpu/linear.h"
 #include "gpu_worker/backend_cpu/ops.h"
+#include "gpu_worker/backend_cpu/resident_experts.h"
 #include "gpu_worker/expert_link.h"
 
 namespace tandem::gpu {
@@ -54,6 +55,11 @@ absl::StatusOr<void*> CpuBackend::Allocate(size_t bytes) {
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::LoadLinear(const MatrixSource& source) {
   return cpu::LoadLinear(context_, source);
+}
+
+absl::StatusOr<std::unique_ptr<ResidentExperts>> CpuBackend::MakeResidentExperts(
+    const ResidentShape& shape) {
+  return cpu::CpuResidentExperts::Create(context_, shape);
 }
 
 void CpuBackend::GraphBegin(const GraphKey&) {}
@@ -124,6 +130,9 @@ void CpuBackend::SiluMul(const SiluMulArgs& args) { cpu::SiluMul(context_, args)
 void CpuBackend::Add(const AddArgs& args) { cpu::Add(context_, args); }
 void CpuBackend::Router(const RouterArgs& args) { cpu::Router(context_, args); }
 void CpuBackend::SplitPicks(const SplitPicksArgs& args) { cpu::SplitPicks(context_, args); }
+void CpuBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
+  cpu::RunResidentExperts(context_, args);
+}
 void CpuBackend::GatherRows(const GatherRowsArgs& args) { cpu::GatherRows(context_, args); }
 void CpuBackend::Sample(const SampleArgs& args) { cpu::Sample(context_, args); }
 void CpuBackend::Logprobs(const LogprobsArgs& args) { cpu::Logprobs(context_, args); }

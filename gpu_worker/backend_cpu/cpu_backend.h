@@ -47,6 +47,8 @@ class CpuBackend : public Backend {
 
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) override;
+  absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
+      const ResidentShape& shape) override;
 
   void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
@@ -73,6 +75,7 @@ class CpuBackend : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override;
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override;
   void Sample(const SampleArgs& args) override;
   void Logprobs(const LogprobsArgs& args) override;

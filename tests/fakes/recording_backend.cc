@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "gpu_worker/resident_experts.h"
+
 namespace tandem::gpu {
 namespace {
 
@@ -221,6 +223,18 @@ std::string Describe(const ExpertWaitArgs& a) {
       .Take();
 }
 
+std::string Describe(const ResidentExpertsArgs& a) {
+  return Text()
+      .Add(a.rows)
+      .Add("experts", a.experts)
+      .Add("layer", a.layer)
+      .Add("x", a.x)
+      .Add("slots", a.slots)
+      .Add("weights", a.weights)
+      .Add("out", a.out)
+      .Take();
+}
+
 std::string Describe(const GatherRowsArgs& a) {
   return Text()
       .Add(a.rows)
@@ -309,6 +323,12 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> RecordingBackend::LoadLinear(
   weight->n = source.n;
   weight->k = source.k;
   return weight;
+}
+
+absl::StatusOr<std::unique_ptr<ResidentExperts>> RecordingBackend::MakeResidentExperts(
+    const ResidentShape& shape) {
+  if (forward_ != nullptr) return forward_->MakeResidentExperts(shape);
+  return absl::UnimplementedError("nothing to forward to");
 }
 
 void RecordingBackend::GraphBegin(const GraphKey& key) {
@@ -438,6 +458,11 @@ void RecordingBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
 void RecordingBackend::ExpertWait(const ExpertWaitArgs& args) {
   Record("ExpertWait", Describe(args));
   if (forward_ != nullptr) forward_->ExpertWait(args);
+}
+
+void RecordingBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
+  Record("RunResidentExperts", Describe(args));
+  if (forward_ != nullptr) forward_->RunResidentExperts(args);
 }
 
 void RecordingBackend::GatherRows(const GatherRowsArgs& args) {

@@ -39,6 +39,8 @@ class RecordingBackend : public Backend {
 
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) override;
+  absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
+      const ResidentShape& shape) override;
   void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
   absl::Status Synchronize() override;
@@ -63,6 +65,7 @@ class RecordingBackend : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override;
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override;
   void Sample(const SampleArgs& args) override;
   void Logprobs(const LogprobsArgs& args) override;

@@ -43,4 +43,11 @@ class ResidentExperts {
   virtual absl::Status Write(int slot, int layer, const CanonicalExpert& expert) = 0;
 };
 
+// What a step reads: the slots, and where each expert lies.
+struct Residents {
+  ResidentExperts* experts = nullptr;
+  // Device [MoE layers, experts]: slot, or kNoExpert. Null: no expert is ever resident.
+  const uint16_t* slot_of_expert = nullptr;
+};
+
 }  // namespace tandem::gpu

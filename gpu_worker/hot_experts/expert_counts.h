@@ -18,17 +18,13 @@ class ExpertCounts {
     int layers = 0;
     int experts = 0;
     double half_life_steps = 64;
-    // A step counts as at most so many rows: one long prompt must not outweigh the decode steps
-    // that follow it.
-    int max_rows = 64;
   };
 
   // REQUIRES: all options are positive.
   explicit ExpertCounts(const Options& options);
 
-  // The picks of one layer of the step in progress, of `rows` rows. Ids beyond the experts (the
-  // sentinel) are skipped.
-  void Add(int layer, std::span<const uint16_t> picks, int rows);
+  // Picks of one layer of the step in progress. Ids beyond the experts (the sentinel) are skipped.
+  void Add(int layer, std::span<const uint16_t> picks);
   void EndStep();
 
   // Decayed picks by [layer * experts + expert], in units of unit().
@@ -41,6 +37,8 @@ class ExpertCounts {
   int layers() const { return options_.layers; }
   int experts() const { return options_.experts; }
 
+  // Takes the counts of another of the same shape.
+  void Assign(const ExpertCounts& other);
   // Takes counts that an earlier process kept, in picks. REQUIRES: layers * experts finite values
   // >= 0.
   void Restore(std::span<const float> picks, uint64_t steps);

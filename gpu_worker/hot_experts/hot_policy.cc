@@ -64,10 +64,10 @@ HotPolicy::HotPolicy(const Options& options)
   resident_.assign(counts().values().size(), 0);
 }
 
-void HotPolicy::Add(int layer, std::span<const uint16_t> picks, int rows) {
+void HotPolicy::Add(int layer, std::span<const uint16_t> picks) {
   for (Window& window : windows_) {
     window.Compare(picks, resident_.data(), layer);
-    window.counts.Add(layer, picks, rows);
+    window.counts.Add(layer, picks);
   }
 }
 

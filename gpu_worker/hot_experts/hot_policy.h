@@ -9,7 +9,7 @@
 // does not last moves nothing either; a shift is acted upon as soon as the short window's choice
 // would have done better, and rare experts are told apart by the long one.
 //
-//   per step:  policy.Add(layer, picks, rows) for every layer; policy.EndStep();
+//   per step:  policy.Add(layer, picks) for every layer; policy.EndStep();
 //              policy.Plan(&migrations); ... Finish or Cancel as residency_planner.h says
 //
 // Pure logic: no clock, no I/O. Thread safety: none. Nothing is allocated once slots are full.
@@ -38,7 +38,7 @@ class HotPolicy {
 
   explicit HotPolicy(const Options& options);
 
-  void Add(int layer, std::span<const uint16_t> picks, int rows);
+  void Add(int layer, std::span<const uint16_t> picks);
   void EndStep();
   void Plan(std::vector<Migration>* migrations);
   void Finish(const Migration& migration);

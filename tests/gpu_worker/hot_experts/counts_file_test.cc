@@ -23,7 +23,7 @@ class CountsFileTest : public ::testing::Test {
     std::filesystem::remove_all(dir_);
     const uint16_t picks[] = {1, 3, 3};
     for (int step = 0; step < 5; ++step) {
-      counts_.Add(step % 2, picks, 1);
+      counts_.Add(step % 2, picks);
       counts_.EndStep();
     }
   }

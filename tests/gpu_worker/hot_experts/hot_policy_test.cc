@@ -150,7 +150,7 @@ class PlannerTest : public ::testing::Test {
   void Pick(uint16_t expert, int steps) {
     for (int i = 0; i < steps; ++i) {
       const uint16_t picks[] = {expert};
-      for (int layer = 0; layer < 2; ++layer) counts_.Add(layer, picks, 1);
+      for (int layer = 0; layer < 2; ++layer) counts_.Add(layer, picks);
       counts_.EndStep();
     }
   }
@@ -282,7 +282,7 @@ TEST(HotPolicy, WaitsForSomeStepsBeforeTheFirstLoad) {
   for (int step = 0; step < 3; ++step) {
     policy.Plan(&migrations);
     EXPECT_TRUE(migrations.empty()) << step;
-    policy.Add(0, picks, 1);
+    policy.Add(0, picks);
     policy.EndStep();
   }
   policy.Plan(&migrations);
@@ -293,25 +293,18 @@ TEST(HotPolicy, WaitsForSomeStepsBeforeTheFirstLoad) {
 TEST(ExpertCounts, HalvesAfterAHalfLifeAndSkipsSentinels) {
   ExpertCounts counts({.layers = 1, .experts = 4, .half_life_steps = 10});
   const uint16_t picks[] = {2, 0xFFFF, 2, 4};
-  counts.Add(0, picks, 1);
+  counts.Add(0, picks);
   EXPECT_FLOAT_EQ(counts.count(0, 2), 2);
   for (int i = 0; i < 10; ++i) counts.EndStep();
   EXPECT_NEAR(counts.count(0, 2), 1, 1e-5);
   EXPECT_EQ(counts.count(0, 3), 0);
   // Through many renormalizations.
   for (int i = 0; i < 4000; ++i) {
-    counts.Add(0, picks, 1);
+    counts.Add(0, picks);
     counts.EndStep();
   }
   const double decay = std::exp2(-0.1);
   EXPECT_NEAR(counts.count(0, 2), 2 * decay / (1 - decay), 0.01);
-}
-
-TEST(ExpertCounts, ALongPromptCountsAsAFewRows) {
-  ExpertCounts counts({.layers = 1, .experts = 4, .max_rows = 8});
-  const std::vector<uint16_t> picks(100, 1);
-  counts.Add(0, picks, 100);
-  EXPECT_NEAR(counts.count(0, 1), 8, 1e-4);
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ void Replay::Run(const RoutingTrace& trace, int begin, int end) {
       for (const uint16_t id : ids) {
         if (planner().slot_of(layer, id) != ResidencyPlanner::kNoSlot) ++hits;
       }
-      policy_.Add(layer, ids, shape_.rows);
+      policy_.Add(layer, ids);
     }
     policy_.EndStep();
     planned_.clear();

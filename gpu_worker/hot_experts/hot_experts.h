@@ -1,0 +1,130 @@
+#pragma once
+
+// Hot experts: the busiest routed experts lie on the device. The step thread counts what was picked
+// and decides (hot_policy.h); a thread of its own copies experts into slots; the table that says
+// which expert lies where is switched between two steps.
+//
+//   hot->BeginStep();     // what was copied meanwhile becomes resident; victims' slots come free
+//   ... the step reads residents() ...
+//   hot->Count(moe_layer, picks) of every layer and counted row; hot->EndStep();
+//
+// A step never waits for a copy: what the two threads hand over lies behind a lock that the step
+// thread only tries, and what it finds locked it does at the next step.
+//
+// A copy that fails (a worker is lost) is given up and copying pauses for kPauseSteps; residents
+// stay where they are. Counts are written to the state directory every kSaveSteps and at the end;
+// a file that cannot be used is logged and the start is a cold one.
+//
+// Thread safety: counters() by any thread, all else by the step thread. Ownership: backend and
+// source must outlive it. Steps allocate nothing.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gpu_worker/backend.h"
+#include "gpu_worker/hot_experts/expert_weight_source.h"
+#include "gpu_worker/hot_experts/hot_policy.h"
+#include "gpu_worker/resident_experts.h"
+
+namespace tandem::gpu {
+
+struct HotExpertsOptions {
+  uint64_t model_hash = 0;
+  int experts = 0;              // a layer
+  std::vector<int> moe_layers;  // layers of the model that have routed experts, ascending
+  std::string state_dir;        // empty: counts are lost with the process
+  HotPolicy::Options policy;    // its shape is filled in
+};
+
+class HotExperts {
+ public:
+  // After a failed copy; a lost worker is back within seconds.
+  static constexpr uint64_t kPauseSteps = 256;
+  static constexpr uint64_t kSaveSteps = 4096;
+  // Rows of a step that are counted, evenly spaced: a long prompt must not outweigh the decode
+  // steps that follow it, nor cost more to count.
+  static constexpr int kCountedRows = 64;
+
+  struct Counters {
+    uint64_t migrations = 0;
+    uint64_t failed_copies = 0;
+    uint64_t resident_experts = 0;
+    uint64_t resident_bytes = 0;
+    uint64_t slots = 0;
+  };
+
+  // Slots for as many experts as shape.budget_bytes hold (max_slots is chosen here). Errors: the
+  // backend's; FAILED_PRECONDITION when the budget holds no expert beside the spare slot.
+  static absl::StatusOr<std::unique_ptr<HotExperts>> Create(Backend& backend, ResidentShape shape,
+                                                            ExpertWeightSource& source,
+                                                            const HotExpertsOptions& options);
+  ~HotExperts();  // ends the copying, keeps the counts
+  HotExperts(const HotExperts&) = delete;
+  HotExperts& operator=(const HotExperts&) = delete;
+
+  void BeginStep();
+  void Count(int moe_layer, std::span<const uint16_t> picks) { policy_.Add(moe_layer, picks); }
+  void EndStep();
+  // Every how manyth row of a step is counted.
+  static int CountedStride(int rows) { return (rows + kCountedRows - 1) / kCountedRows; }
+
+  const Residents& residents() const { return residents_; }
+  Counters counters() const;
+
+  // For tests: returns when every copy that was begun has ended.
+  void WaitForCopies();
+
+ private:
+  struct Copy {
+    Migration migration;
+    bool ok = false;
+  };
+
+  HotExperts(Backend& backend, ExpertWeightSource& source, const HotExpertsOptions& options,
+             std::unique_ptr<ResidentExperts> experts);
+  absl::Status MakeTable();
+  void RestoreCounts();
+  void SaveCounts(const ExpertCounts& counts) const;
+  void Apply(const Copy& copy);
+  void SetSlot(int moe_layer, int expert, uint16_t slot);
+  void CopierMain();
+  bool CopyExpert(const Migration& migration, CanonicalExpert* expert);
+
+  Backend& backend_;
+  ExpertWeightSource& source_;
+  const HotExpertsOptions options_;
+  const std::unique_ptr<ResidentExperts> experts_;
+  HotPolicy policy_;
+  Residents residents_;
+  std::vector<uint16_t> table_;       // [MoE layers, experts]: what the device has, or is to have
+  std::vector<uint8_t> table_dirty_;  // by MoE layer
+  std::vector<Migration> planned_;    // not handed over yet
+  std::vector<Copy> taken_;
+  uint64_t paused_until_ = 0;  // in steps
+  uint64_t next_save_ = kSaveSteps;
+
+  std::mutex mutex_;  // of what follows; never held during a copy
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  std::vector<Migration> queue_;
+  std::vector<Copy> done_;
+  int copying_ = 0;
+  ExpertCounts snapshot_;  // to be saved
+  bool save_wanted_ = false;
+  bool stopped_ = false;
+
+  std::atomic<uint64_t> migrations_{0};
+  std::atomic<uint64_t> failed_copies_{0};
+  std::atomic<uint64_t> resident_{0};
+  std::thread copier_;
+};
+
+}  // namespace tandem::gpu

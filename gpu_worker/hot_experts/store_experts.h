@@ -1,0 +1,45 @@
+#pragma once
+
+// Copies of experts out of packed weight stores: those of the in-process engines, or the sealed
+// stores of expert workers, mapped read-only from descriptors that came with the link.
+//
+// A worker's store is dropped when the worker is lost, so that its memory can be freed (it may be
+// loading again), and comes back with its new link. A copy in progress keeps what it reads.
+//
+// Thread safety: Read by one thread at a time, the rest by any. Ownership: stores are shared with
+// the copy in progress. Errors: FAILED_PRECONDITION for a descriptor that is not the wanted store
+// (another model, share or layout, or not sealed).
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "expert_worker/engine/store_manifest.h"
+#include "expert_worker/engine/weight_store.h"
+#include "gpu_worker/hot_experts/expert_weight_source.h"
+#include "gpu_worker/resident_experts.h"
+
+namespace tandem::gpu {
+
+class StoreExperts final : public ExpertWeightSource {
+ public:
+  // What each worker's store must be, in worker order. REQUIRES: not empty.
+  explicit StoreExperts(std::vector<expert::StoreSpec> specs);
+
+  // All but the budget.
+  ResidentShape Shape(int top_k) const;
+
+  absl::Status Attach(size_t worker, int fd);
+  void Set(size_t worker, std::shared_ptr<const expert::WeightStore> store);
+  void Drop(size_t worker) { Set(worker, nullptr); }
+
+  absl::Status Read(int layer, int expert, CanonicalExpert* out) override;
+
+ private:
+  const std::vector<expert::StoreSpec> specs_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const expert::WeightStore>> stores_;
+};
+
+}  // namespace tandem::gpu

@@ -115,7 +115,8 @@ RouterPicks RouterPicks::FromRow(int row, int top_k) const {
           .worker_ids = Advance(worker_ids, picks),
           .resident_slots = Advance(resident_slots, picks),
           .deferred = Advance(deferred, picks),
-          .sums = Advance(sums, row)};
+          .sums = Advance(sums, row),
+          .slot_of_expert = slot_of_expert};
 }
 
 absl::StatusOr<std::vector<RouterPicks>> MakePicks(Backend& backend, const ModelSpec& spec,

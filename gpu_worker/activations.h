@@ -25,6 +25,8 @@ struct RouterPicks {
   uint16_t* resident_slots = nullptr;
   uint8_t* deferred = nullptr;  // null in the last MoE layer too: it defers nothing
   PickSums* sums = nullptr;     // [rows]
+  // Device [experts] of this layer, for SplitPicks; null: no expert is ever resident.
+  const uint16_t* slot_of_expert = nullptr;
 
   // The picks from `row` on.
   RouterPicks FromRow(int row, int top_k) const;

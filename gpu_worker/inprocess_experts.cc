@@ -23,6 +23,7 @@ absl::StatusOr<InProcessExperts::Engine> InProcessExperts::MakeEngine(
   ASSIGN_OR_RETURN(const Memfd memfd, CreateMemfd("tandem-experts", 0, HugePages::kOff));
   const shm::UniqueFd fd(memfd.fd);  // the store's mapping outlives it
   Engine engine;
+  engine.spec = store_spec;
   ASSIGN_OR_RETURN(engine.store, expert::WeightStore::Build(
                                      fd.get(), store_spec, expert::CheckpointExperts(&tensors),
                                      {.threads = options.threads}, &progress));
@@ -53,6 +54,17 @@ absl::StatusOr<std::unique_ptr<InProcessExperts>> InProcessExperts::Create(
     out->link_ = std::make_unique<ExpertLinkSet>(std::move(links));
   }
   return out;
+}
+
+std::unique_ptr<StoreExperts> InProcessExperts::MakeWeightSource() const {
+  std::vector<expert::StoreSpec> specs;
+  for (const Engine& engine : engines_) specs.push_back(engine.spec);
+  auto source = std::make_unique<StoreExperts>(std::move(specs));
+  for (size_t i = 0; i < engines_.size(); ++i) {
+    // Owned here, not by the source.
+    source->Set(i, {std::shared_ptr<void>(), engines_[i].store.get()});
+  }
+  return source;
 }
 
 }  // namespace tandem::gpu

@@ -17,6 +17,7 @@
 #include "expert_worker/engine/routed_experts.h"
 #include "expert_worker/engine/weight_store.h"
 #include "gpu_worker/expert_link.h"
+#include "gpu_worker/hot_experts/store_experts.h"
 
 namespace tandem::gpu {
 
@@ -36,11 +37,14 @@ class InProcessExperts {
       expert::LoadProgress& progress);
 
   ExpertLink* link() const { return link_.get(); }
+  // Copies out of the engines' stores. REQUIRES: this object outlives it.
+  std::unique_ptr<StoreExperts> MakeWeightSource() const;
 
  private:
   struct Engine {
     std::unique_ptr<expert::WeightStore> store;
     std::unique_ptr<expert::RoutedExperts> experts;
+    expert::StoreSpec spec;
   };
   InProcessExperts() = default;
   static absl::StatusOr<Engine> MakeEngine(const Checkpoint& checkpoint, const ModelSpec& spec,

@@ -46,6 +46,7 @@ struct StepContext {
   int lane = 0;
   const DeferralLimits* limits = nullptr;  // device; null: no pick is deferred
   const uint8_t* may_defer = nullptr;      // device [rows]
+  ResidentExperts* residents = nullptr;    // null: no expert is ever resident
 };
 
 void EnqueueLinear(const StepContext& step, const LinearLayer& layer, ConstMatrix x, Matrix y);
@@ -59,7 +60,8 @@ void EnqueueLatentAttention(const StepContext& step, const AttentionWeights& wei
 void EnqueueDenseMlp(const StepContext& step, const MlpWeights& weights);
 
 // A MoE block in two parts, between which other work may be enqueued: routing, handing the rows to
-// the experts, the shared expert where there is one; then waiting for the experts. `stamps` is
+// the experts, the shared expert where there is one, the resident ones; then waiting for the
+// experts. `stamps` is
 // device memory, or null where nothing is measured; its `begin` is the caller's.
 void EnqueueMoeBegin(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
                      LayerStamps* stamps);

@@ -41,12 +41,25 @@ void EnqueueSplit(const StepContext& step, const RouterPicks& picks) {
                            .weights = picks.weights,
                            .experts = step.spec.moe.experts,
                            .top_k = step.spec.moe.top_k,
+                           .slot_of_expert = picks.slot_of_expert,
                            .limits = step.limits,
                            .may_defer = step.may_defer,
                            .worker_ids = picks.worker_ids,
                            .resident_slots = picks.resident_slots,
                            .deferred = picks.deferred,
                            .sums = picks.sums});
+}
+
+// Enqueued whoever is resident at the time: a graph does not change with residency.
+void EnqueueResidents(const StepContext& step, const RouterPicks& picks) {
+  if (step.residents == nullptr) return;
+  step.backend.RunResidentExperts({.rows = step.rows,
+                                   .experts = step.residents,
+                                   .layer = picks.layer,
+                                   .x = step.act.normed,
+                                   .slots = picks.resident_slots,
+                                   .weights = picks.weights,
+                                   .out = step.act.hidden});
 }
 
 void EnqueueStamp(const StepContext& step, LayerStamps* stamps, int64_t LayerStamps::*field) {
@@ -75,6 +88,7 @@ void EnqueueMoeBegin(const StepContext& step, const LayerWeights& weights, const
                              .deferred = picks.deferred});
   EnqueueStamp(step, stamps, &LayerStamps::submitted);
   if (weights.mlp.intermediate > 0) EnqueueSwiglu(step, weights.mlp);
+  EnqueueResidents(step, picks);
   EnqueueStamp(step, stamps, &LayerStamps::shared);
 }
 

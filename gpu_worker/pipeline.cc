@@ -49,8 +49,10 @@ Pipeline::Lane Pipeline::MakeLane(const StepInputs& inputs, ExpertLink* link, in
                    .lane = index,
                    .limits = inputs.limits,
                    .may_defer =
-                       inputs.may_defer == nullptr ? nullptr : inputs.may_defer + rows.first_row},
+                       inputs.may_defer == nullptr ? nullptr : inputs.may_defer + rows.first_row,
+                   .residents = inputs.residents.experts},
           .first_row = rows.first_row,
+          .slot_of_expert = inputs.residents.slot_of_expert,
           .stamps = inputs.stamps == nullptr ? nullptr : inputs.stamps + stamps,
           .traced = inputs.traced};
 }
@@ -86,8 +88,12 @@ void Pipeline::BeginLayer(Lane& lane, int layer, int moe_layer) {
   if (moe_layer < 0) {
     EnqueueDenseMlp(step, weights.mlp);
   } else {
-    const RouterPicks& picks = parts_.picks[static_cast<size_t>(moe_layer)];
-    EnqueueMoeBegin(step, weights, picks.FromRow(lane.first_row, parts_.spec.moe.top_k), stamps);
+    RouterPicks picks =
+        parts_.picks[static_cast<size_t>(moe_layer)].FromRow(lane.first_row, parts_.spec.moe.top_k);
+    if (lane.slot_of_expert != nullptr) {
+      picks.slot_of_expert = lane.slot_of_expert + moe_layer * parts_.spec.moe.experts;
+    }
+    EnqueueMoeBegin(step, weights, picks, stamps);
     lane.open = moe_layer;
   }
   progress_.fetch_add(1, std::memory_order_relaxed);

@@ -35,6 +35,7 @@
 #include "gpu_worker/kv_cache.h"
 #include "gpu_worker/layers.h"
 #include "gpu_worker/model_weights.h"
+#include "gpu_worker/resident_experts.h"
 
 namespace tandem::gpu {
 
@@ -66,6 +67,7 @@ struct StepInputs {
   RowPlace place;
   const DeferralLimits* limits = nullptr;  // null: the model's picks are not deferred
   const uint8_t* may_defer = nullptr;      // [rows]
+  Residents residents;                     // none, or what hot experts are where
   LayerStamps* stamps = nullptr;           // [kMaxLanes, MoE layers]; null: not measured
   bool traced = false;                     // all stamps are wanted
 };
@@ -95,7 +97,8 @@ class Pipeline {
   struct Lane {
     StepContext step;
     int first_row = 0;
-    LayerStamps* stamps = nullptr;  // [MoE layers]
+    const uint16_t* slot_of_expert = nullptr;  // [MoE layers, experts]
+    LayerStamps* stamps = nullptr;             // [MoE layers]
     bool traced = false;
     int open = -1;  // MoE layer (its index in `picks`) that FinishLayer is due for
   };

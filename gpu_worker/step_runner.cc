@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Backend& backend,
     return absl::InvalidArgumentError("max_sequences is above max_step_rows");
   }
   std::unique_ptr<StepRunner> runner(new StepRunner(backend, spec, cache, limits, options));
-  RETURN_IF_ERROR(runner->MakeBuffers(weights, options.pipeline));
+  RETURN_IF_ERROR(runner->MakeBuffers(weights, options));
   return runner;
 }
 
@@ -66,15 +66,18 @@ StepRunner::StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& c
       plan_(limits, {.defer_prefill = options.pipeline.defer_prefill}),
       trace_(options.tracer) {}
 
-absl::Status StepRunner::MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline) {
+absl::Status StepRunner::MakeBuffers(const ModelWeights& weights,
+                                     const StepRunnerOptions& options) {
+  const PipelineOptions& pipeline = options.pipeline;
   const SequenceLimits& limits = table_.limits();
   const StepPipeline::Limits bounds{.max_rows = limits.max_step_rows,
                                     .max_sequences = limits.max_sequences,
                                     .top_k = spec_.moe.top_k};
   // All samples of a step fit at once; prompt log-probabilities go in chunks of as many rows.
-  const DecoderOptions decoder{.buffer_rows = StepPipeline::BufferRows(bounds),
-                               .head_rows = limits.max_sequences,
-                               .split = {.deferral = pipeline.defers(), .residents = false}};
+  const DecoderOptions decoder{
+      .buffer_rows = StepPipeline::BufferRows(bounds),
+      .head_rows = limits.max_sequences,
+      .split = {.deferral = pipeline.defers(), .residents = options.hot_experts}};
   ASSIGN_OR_RETURN(decoder_, Decoder::Create(backend_, spec_, weights, cache_, decoder));
   ASSIGN_OR_RETURN(TokenCounts counts,
                    TokenCounts::Create(backend_, limits.max_sequences, spec_.vocab));
@@ -127,6 +130,7 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   } else {
     Commit(step, result);
     if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward_ns);
+    if (plan_.rows() > 0 && hot_ != nullptr) CountPicks();
     if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
     if (plan_.rows() > 0 && pipeline_->traced()) TraceStep(step);
   }
@@ -166,6 +170,7 @@ absl::Status StepRunner::Forward() {
     return absl::UnavailableError("an expert worker is not attached");
   }
   pipeline_->Choose(plan_, buffers_);
+  if (hot_ != nullptr) hot_->BeginStep();
   plan_.Upload(backend_, buffers_);
   pipeline_->Upload(backend_, buffers_);
   ++forwards_;
@@ -187,6 +192,7 @@ void StepRunner::Enqueue() {
   const GraphKey key = pipeline_->graph_key();
   if (decode) backend_.GraphBegin(key);
   StepInputs inputs = pipeline_->Inputs(buffers_);
+  if (hot_ != nullptr) inputs.residents = hot_->residents();
   inputs.place = {.positions = buffers_.positions.device(),
                   .sequence = buffers_.row_sequence.device(),
                   .block_table = buffers_.block_table.device(),
@@ -257,6 +263,18 @@ void StepRunner::Download() {
     backend_.CopyToHost(picks_[i].data(), layers[i].ids, picks * sizeof(uint16_t));
   }
   pipeline_->Download(backend_, buffers_, plan_);
+}
+
+void StepRunner::CountPicks() {
+  const auto top_k = static_cast<size_t>(spec_.moe.top_k);
+  const int stride = HotExperts::CountedStride(plan_.rows());
+  for (size_t layer = 0; layer < picks_.size(); ++layer) {
+    for (int row = 0; row < plan_.rows(); row += stride) {
+      const auto place = static_cast<size_t>(plan_.place_of(row));
+      hot_->Count(static_cast<int>(layer), {picks_[layer].data() + place * top_k, top_k});
+    }
+  }
+  hot_->EndStep();
 }
 
 bool StepRunner::IsFinite(const PlannedSequence& planned) const {

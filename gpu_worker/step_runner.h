@@ -12,7 +12,7 @@
 // buffers of the largest step have been used (protobuf messages are reused by the caller).
 //
 // Thread safety: one thread calls all methods but progress(). Ownership: backend, spec, weights and
-// cache must outlive it; the link is the caller's.
+// cache must outlive it; link and hot experts are the caller's.
 
 #include <atomic>
 #include <cstdint>
@@ -25,6 +25,7 @@
 #include "common/model/model_spec.h"
 #include "gpu_worker/decoder.h"
 #include "gpu_worker/expert_link.h"
+#include "gpu_worker/hot_experts/hot_experts.h"
 #include "gpu_worker/kv_cache.h"
 #include "gpu_worker/sequence_table.h"
 #include "gpu_worker/step_buffers.h"
@@ -42,6 +43,7 @@ struct StepRunnerOptions {
   int max_sequences = 0;
   int max_context = 0;
   int max_logprobs = 20;
+  bool hot_experts = false;  // set_hot_experts will be called
   PipelineOptions pipeline;
   const Clock* clock = nullptr;  // of step times; null: the steady one
   Tracer* tracer = nullptr;      // null: no timeline
@@ -56,6 +58,8 @@ class StepRunner {
 
   // Null: steps with routed experts are UNAVAILABLE.
   void set_link(ExpertLink* link);
+  // Null: no expert is resident. REQUIRES: options.hot_experts; before the first step.
+  void set_hot_experts(HotExperts* hot) { hot_ = hot; }
   void set_epoch(uint64_t epoch) { epoch_ = epoch; }
   uint64_t epoch() const { return epoch_; }
   void set_tap(DecoderTap* tap) { decoder_->set_tap(tap); }
@@ -76,7 +80,7 @@ class StepRunner {
  private:
   StepRunner(Backend& backend, const ModelSpec& spec, const KvCache& cache,
              const SequenceLimits& limits, const StepRunnerOptions& options);
-  absl::Status MakeBuffers(const ModelWeights& weights, const PipelineOptions& pipeline);
+  absl::Status MakeBuffers(const ModelWeights& weights, const StepRunnerOptions& options);
   void StartAndRelease(const worker::v1::Step& step);
   absl::Status CopyBlocks(const worker::v1::Step& step);
   absl::Status Forward();
@@ -85,6 +89,7 @@ class StepRunner {
   void EnqueueSampler(Rows rows);
   void EnqueuePromptLogprobs();
   void Download();
+  void CountPicks();
   bool IsFinite(const PlannedSequence& planned) const;
   void Commit(const worker::v1::Step& step, worker::v1::StepResult& result);
   void TraceStep(const worker::v1::Step& step);
@@ -100,6 +105,7 @@ class StepRunner {
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<TokenCounts> counts_;
   ExpertLink* link_ = nullptr;
+  HotExperts* hot_ = nullptr;
   uint64_t epoch_ = 0;
   uint64_t forwards_ = 0;
   SequenceTable table_;

@@ -30,6 +30,7 @@ class DecodeGraphTest : public StepRunnerTestBase, public ::testing::WithParamIn
     };
     options.pipeline.mode = GetParam().mode;
     options.pipeline.deferral = limits_;
+    options.hot_experts_bytes = hot_experts_bytes_;
     Load(GetParam().model, options);
   }
   // Prompts of these lengths, then one decode step of all of them; returns the decode's graph.
@@ -57,12 +58,17 @@ class DecodeGraphTest : public StepRunnerTestBase, public ::testing::WithParamIn
   }
 
   DeferralLimits limits_{.max_deferred = 1, .max_mass = 1};
+  uint64_t hot_experts_bytes_ = 0;
   RecordingBackend* recording_ = nullptr;
   std::string key_;  // of the last decode's graph
 };
 
 class LanesGraphTest : public DecodeGraphTest {};
 class DeferralGraphTest : public DecodeGraphTest {};
+class ResidencyGraphTest : public DecodeGraphTest {
+ protected:
+  ResidencyGraphTest() { hot_experts_bytes_ = uint64_t{1} << 30; }
+};
 
 TEST_P(DecodeGraphTest, OpsAreTheSameWithinABucket) {
   if (IsSkipped()) return;
@@ -126,6 +132,21 @@ TEST_P(DeferralGraphTest, IsTheSameWithAndWithout) {
   EXPECT_EQ(model_->runner().pipeline().counters().deferred_picks, 0u);
 }
 
+// Who is resident is device memory: before, during and after experts move, a decode step is the
+// same graph.
+TEST_P(ResidencyGraphTest, IsTheSameWhoeverIsResident) {
+  if (IsSkipped()) return;
+  const auto cold = DecodeOps({{2, 3, 4}, {5}, {6, 7}, {10}});
+  EXPECT_NE(FormatOps(cold).find("RunResidentExperts"), std::string::npos);
+  EXPECT_EQ(model_->hot_experts()->counters().migrations, 0u);
+  for (uint32_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(cold, DecodeOps({{2 + i, 3, 4}, {5}, {6, 7}, {10 + i}})) << i;
+    model_->hot_experts()->WaitForCopies();
+  }
+  EXPECT_GT(model_->hot_experts()->counters().migrations, 0u);
+  EXPECT_GT(model_->runner().pipeline().counters().resident_picks, 0u);
+}
+
 std::string CaseName(const ::testing::TestParamInfo<GraphCase>& info) { return info.param.name; }
 
 using Mode = PlannerOptions::Mode;
@@ -133,6 +154,10 @@ INSTANTIATE_TEST_SUITE_P(Models, DecodeGraphTest,
                          ::testing::Values(GraphCase{"llama", Mode::kPlain, "llama"},
                                            GraphCase{"qwen3_moe", Mode::kPlain, "qwen3_moe"},
                                            GraphCase{"deepseek_v3", Mode::kPlain, "deepseek_v3"}),
+                         CaseName);
+INSTANTIATE_TEST_SUITE_P(Models, ResidencyGraphTest,
+                         ::testing::Values(GraphCase{"qwen3_moe", Mode::kPlain, "plain"},
+                                           GraphCase{"deepseek_v3", Mode::kDeferral, "deferral"}),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(Models, LanesGraphTest,
                          ::testing::Values(GraphCase{"qwen3_moe", Mode::kPingPong, "pingpong"},

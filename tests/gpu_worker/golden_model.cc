@@ -43,6 +43,7 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
                                                       {.max_step_rows = options.max_step_rows,
                                                        .max_sequences = options.max_sequences,
                                                        .max_context = options.max_context,
+                                                       .hot_experts = options.hot_experts_bytes > 0,
                                                        .pipeline = options.pipeline,
                                                        .clock = options.clock,
                                                        .tracer = options.tracer}));
@@ -58,8 +59,25 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
                           .row_type = options.parity ? shm::RowType::kF32 : shm::RowType::kBf16},
                          progress));
     model->runner_->set_link(model->experts_->link());
+    if (options.hot_experts_bytes > 0) {
+      RETURN_IF_ERROR(model->MakeHotExperts(options.hot_experts_bytes));
+    }
   }
   return model;
+}
+
+absl::Status GoldenModel::MakeHotExperts(uint64_t budget_bytes) {
+  weight_source_ = experts_->MakeWeightSource();
+  ResidentShape shape = weight_source_->Shape(spec_.moe.top_k);
+  shape.budget_bytes = budget_bytes;
+  HotExpertsOptions options;
+  options.experts = spec_.moe.experts;
+  for (const RouterPicks& picks : runner_->decoder().picks()) {
+    options.moe_layers.push_back(picks.layer);
+  }
+  ASSIGN_OR_RETURN(hot_, HotExperts::Create(backend(), shape, *weight_source_, options));
+  runner_->set_hot_experts(hot_.get());
+  return absl::OkStatus();
 }
 
 bool GoldenModel::Has(const std::string& name) const {

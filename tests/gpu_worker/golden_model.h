@@ -15,6 +15,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "common/model/model_spec.h"
 #include "gpu_worker/backend_cpu/cpu_backend.h"
+#include "gpu_worker/hot_experts/hot_experts.h"
 #include "gpu_worker/inprocess_experts.h"
 #include "gpu_worker/kv_cache.h"
 #include "gpu_worker/model_weights.h"
@@ -32,6 +33,7 @@ struct GoldenOptions {
   PipelineOptions pipeline = {};
   const Clock* clock = nullptr;  // of step times; null: the steady one
   Tracer* tracer = nullptr;
+  uint64_t hot_experts_bytes = 0;
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };
@@ -47,6 +49,8 @@ class GoldenModel {
   const ModelWeights& weights() const { return weights_; }
   // Null for models without routed experts.
   ExpertLink* link() { return experts_ == nullptr ? nullptr : experts_->link(); }
+  // Null without hot_experts_bytes.
+  HotExperts* hot_experts() { return hot_.get(); }
   const ModelSpec& spec() const { return spec_; }
 
   bool Has(const std::string& name) const;
@@ -55,6 +59,7 @@ class GoldenModel {
 
  private:
   GoldenModel() = default;
+  absl::Status MakeHotExperts(uint64_t budget_bytes);
 
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<SafetensorsFile> expected_;
@@ -64,6 +69,8 @@ class GoldenModel {
   ModelWeights weights_;
   KvCache cache_;
   std::unique_ptr<InProcessExperts> experts_;
+  std::unique_ptr<StoreExperts> weight_source_;
+  std::unique_ptr<HotExperts> hot_;
   std::unique_ptr<StepRunner> runner_;
 };
 

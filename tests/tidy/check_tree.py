@@ -48,7 +48,7 @@ ALLOWED = {
     "deploy/cli": COMMON | {"common/quantize", "common/rpc", "proto/worker", "proto/serving"},
 }
 # The one exception, by file: the assembly of the CPU backend picks its kernel table, and the in-process
-# link runs the expert engine in the gpu_worker's process. The memory plan asks the engine what a store takes.
+# link runs the expert engine in the gpu_worker's process. Hot experts are copied out of packed stores. The memory plan asks the engine what a store takes.
 EXCEPTIONS = {
     "deploy/cli/host_plan.cc": KERNELS,
     "gpu_worker/main.cc": KERNELS,
@@ -56,6 +56,8 @@ EXCEPTIONS = {
     "gpu_worker/loaded_model.cc": KERNELS,
     "gpu_worker/inprocess_experts.cc": KERNELS,
     "gpu_worker/inprocess_experts.h": KERNELS,
+    "gpu_worker/hot_experts/store_experts.cc": KERNELS,
+    "gpu_worker/hot_experts/store_experts.h": KERNELS,
 }
 # Kernels see plain data only.
 KERNEL_HEADERS = {"common/hw/isa.h", "common/tensor/dtype.h", "common/tensor/weight_format.h",

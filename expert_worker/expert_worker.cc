@@ -247,6 +247,8 @@ absl::StatusOr<ExpertWorker::Attached> ExpertWorker::Attach(const AttachRequest&
     spec.limits.num_experts = m.experts;
     spec.limits.num_layers = m.layers;
     spec.model_hash = m.model_hash;
+    // A mapped packed file is not sealed, hence not handed over.
+    if (store_->sealed()) spec.weights_fd = own_fd_.valid() ? own_fd_.get() : options_.weights_fd;
   }
   spec.limits.max_rows = request.max_rows;
   spec.limits.hidden = request.hidden;

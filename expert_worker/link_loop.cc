@@ -75,6 +75,7 @@ class LinkLoop::Impl {
     shm::Segment segment;
     std::array<uint8_t, 16> nonce;
     uint64_t model_hash;
+    shm::UniqueFd weights;  // reads only; invalid: none
   };
   // What keeps an attachment: destroyed in reverse order, the life lock first.
   struct Current {
@@ -176,7 +177,9 @@ absl::StatusOr<shm::LinkTicket> LinkLoop::Impl::Offer(const AttachSpec& spec) {
       static_cast<ssize_t>(ticket.nonce.size())) {
     return absl::InternalError("link: no random bytes for a ticket");
   }
-  pending_.emplace(Pending{std::move(segment), ticket.nonce, spec.model_hash});
+  shm::UniqueFd weights;
+  if (spec.weights_fd >= 0) weights = shm::ReadOnly(spec.weights_fd);
+  pending_.emplace(Pending{std::move(segment), ticket.nonce, spec.model_hash, std::move(weights)});
   return ticket;
 }
 
@@ -317,6 +320,7 @@ absl::Status LinkLoop::Impl::AcceptPeer() {
 // Takes the pending offer for this peer, makes the attachment and sends the segment.
 absl::Status LinkLoop::Impl::Claim(const shm::Hello& hello, int socket_fd, Current* current) {
   shm::Welcome welcome{};
+  shm::UniqueFd weights;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!pending_.has_value()) return Refuse(socket_fd, shm::HandoverRefusal::kBadTicket);
@@ -324,6 +328,7 @@ absl::Status LinkLoop::Impl::Claim(const shm::Hello& hello, int socket_fd, Curre
     if (refusal != shm::HandoverRefusal::kAccepted) return Refuse(socket_fd, refusal);
     current->withdrawals = withdrawals_;
     welcome.model_hash = pending_->model_hash;
+    if (hello.wants_weights == 1) weights = std::move(pending_->weights);
     const std::vector<int> gpu_cpus = shm::CpusOf(hello.threads);
     const auto wish = options_.placement != shm::Placement::kAuto
                           ? options_.placement
@@ -361,10 +366,13 @@ absl::Status LinkLoop::Impl::Claim(const shm::Hello& hello, int socket_fd, Curre
   welcome.placement = static_cast<uint32_t>(attachment.colocated() ? shm::Placement::kColocated
                                                                    : shm::Placement::kApart);
   welcome.threads = shm::MakeThreadList(options_.thread_cpus);
-  RETURN_IF_ERROR(shm::SendWithFd(socket_fd, &welcome, sizeof(welcome), segment.fd(),
-                                  std::chrono::steady_clock::now() + kHandoverTimeout));
+  welcome.has_weights = weights.valid() ? 1 : 0;
+  const auto deadline = std::chrono::steady_clock::now() + kHandoverTimeout;
+  RETURN_IF_ERROR(shm::SendWithFd(socket_fd, &welcome, sizeof(welcome), segment.fd(), deadline));
   segment.ReleaseFd();
-  return absl::OkStatus();
+  if (!weights.valid()) return absl::OkStatus();
+  const shm::Weights message{.magic = shm::kWeightsMagic, .epoch = hello.epoch};
+  return shm::SendWithFd(socket_fd, &message, sizeof(message), weights.get(), deadline);
 }
 
 void LinkLoop::Impl::Publish(Current current) {

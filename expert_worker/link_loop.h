@@ -54,6 +54,8 @@ class LinkLoop {
   struct AttachSpec {
     shm::BatchLimits limits;
     uint64_t model_hash = 0;
+    // Of the weight store, for a gpu worker that asks for it; -1: there is none to hand over.
+    int weights_fd = -1;
   };
 
   struct State {

@@ -210,6 +210,7 @@ void GpuEngine::Count(const worker::v1::StepResult& result) {
   counters_.step_us += result.timing().total_us();
   counters_.expert_wait_us += result.timing().expert_wait_us();
   counters_.pipeline = model_->pipeline().counters();
+  counters_.hot_experts = model_->hot_experts();
   counters_.stalls = model_->pipeline().stalls();
 }
 

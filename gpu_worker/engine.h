@@ -62,6 +62,7 @@ class GpuEngine {
     uint64_t kv_bytes = 0;
     uint64_t activation_bytes = 0;
     PipelineCounters pipeline;
+    HotExpertCounters hot_experts;
     std::vector<StepMeter::LayerStall> stalls;
   };
 

@@ -149,6 +149,7 @@ absl::StatusOr<std::unique_ptr<ExpertLink>> ExpertWorkerClient::Attach(const Exp
   options.thread_cpus = attach.thread_cpus;
   options.placement = attach.placement;
   options.deadline = attach.link_deadline;
+  options.weights = attach.weights;
   absl::StatusOr<std::unique_ptr<ExpertLink>> link = AttachShmExpertLink(options);
   if (!link.ok()) return Annotate(link.status(), absl::StrCat("expert worker ", address_));
   return link;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/thread_pairs.h"
+#include "common/shm/unique_fd.h"
 #include "gpu_worker/expert_link.h"
 #include "tandem/worker/v1/expert_worker.grpc.pb.h"
 
@@ -36,6 +37,8 @@ struct ExpertAttach {
   std::vector<int> thread_cpus;
   shm::Placement placement = shm::Placement::kAuto;
   std::chrono::milliseconds link_deadline{1500};
+  // Where the descriptor of the worker's weight store goes; null: not asked for.
+  shm::UniqueFd* weights = nullptr;
 };
 
 class ExpertWorkerClient {

@@ -63,13 +63,8 @@ absl::Status ExpertWorkers::Attach(const shm::BatchLimits& limits, uint64_t mode
   limits_ = limits;
   model_hash_ = model_hash;
   std::vector<std::unique_ptr<ExpertLink>> links;
-  for (const auto& client : clients_) {
-    ASSIGN_OR_RETURN(links.emplace_back(),
-                     client->Attach({.limits = limits_,
-                                     .model_hash = model_hash_,
-                                     .thread_cpus = options_.thread_cpus,
-                                     .placement = options_.placement,
-                                     .link_deadline = options_.link_deadline}));
+  for (size_t i = 0; i < clients_.size(); ++i) {
+    ASSIGN_OR_RETURN(links.emplace_back(), AttachOne(i));
   }
   const std::lock_guard lock(mutex_);
   if (stopped_) return absl::CancelledError("stopping");
@@ -77,6 +72,19 @@ absl::Status ExpertWorkers::Attach(const shm::BatchLimits& limits, uint64_t mode
   replacements_.resize(clients_.size());
   watcher_ = std::thread([this] { Watch(); });
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ExpertLink>> ExpertWorkers::AttachOne(size_t index) {
+  shm::UniqueFd weights;
+  ASSIGN_OR_RETURN(std::unique_ptr<ExpertLink> link,
+                   clients_[index]->Attach({.limits = limits_,
+                                            .model_hash = model_hash_,
+                                            .thread_cpus = options_.thread_cpus,
+                                            .placement = options_.placement,
+                                            .link_deadline = options_.link_deadline,
+                                            .weights = options_.on_weights ? &weights : nullptr}));
+  if (options_.on_weights) options_.on_weights(index, std::move(weights));
+  return link;
 }
 
 void ExpertWorkers::TakeReplacements() {
@@ -138,16 +146,13 @@ bool ExpertWorkers::Repair(size_t index) {
   if (!NeedsRepair(index)) return true;
   ExpertWorkerClient& client = *clients_[index];
   LogWarn("expert_worker_lost", {{"address", client.address()}});
+  if (options_.on_lost) options_.on_lost(index);
   absl::Status status = client.Load({.model_dir = model_dir_,
                                      .index = static_cast<uint32_t>(index),
                                      .shares = options_.shares,
                                      .connect_timeout = kReconnectTimeout});
   if (status.ok()) {
-    auto link = client.Attach({.limits = limits_,
-                               .model_hash = model_hash_,
-                               .thread_cpus = options_.thread_cpus,
-                               .placement = options_.placement,
-                               .link_deadline = options_.link_deadline});
+    auto link = AttachOne(index);
     status = link.status();
     if (link.ok()) {
       const std::lock_guard lock(mutex_);

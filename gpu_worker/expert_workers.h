@@ -20,6 +20,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "common/shm/expert_batch.h"
 #include "common/shm/thread_pairs.h"
+#include "common/shm/unique_fd.h"
 #include "gpu_worker/expert_link.h"
 #include "gpu_worker/links/expert_link_set.h"
 
@@ -45,6 +47,11 @@ struct ExpertWorkersOptions {
   // For a worker that is still starting.
   std::chrono::milliseconds connect_timeout{30000};
   std::chrono::milliseconds link_deadline{1500};
+  // Told whenever a worker has handed over the descriptor of its weight store (invalid: it has
+  // none), and when it is lost. Called by the thread that attaches, or the background one. Null:
+  // weights are not asked for.
+  std::function<void(size_t worker, shm::UniqueFd fd)> on_weights;
+  std::function<void(size_t worker)> on_lost;
 };
 
 class ExpertWorkers {
@@ -75,6 +82,7 @@ class ExpertWorkers {
   // Repairs one link if it is broken; returns false when that failed.
   bool Repair(size_t index);
   bool NeedsRepair(size_t index) const;
+  absl::StatusOr<std::unique_ptr<ExpertLink>> AttachOne(size_t index);
 
   const ExpertWorkersOptions options_;
   std::string model_dir_;

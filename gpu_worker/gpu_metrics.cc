@@ -40,6 +40,24 @@ void AddPipeline(const GpuEngine::Counters& counters, FamilyList& list) {
   }
 }
 
+void AddHotExperts(const HotExpertCounters& hot, FamilyList& list) {
+  list.Counter("tandem_gpu_worker_hot_expert_picks_total",
+               "Router picks while hot experts are on, by row and layer",
+               static_cast<double>(hot.picks));
+  list.Counter("tandem_gpu_worker_hot_expert_hits_total",
+               "Router picks that were computed by experts on the device",
+               static_cast<double>(hot.hits));
+  list.Counter("tandem_gpu_worker_hot_expert_migrations_total", "Experts copied to the device",
+               static_cast<double>(hot.copies.migrations));
+  list.Counter("tandem_gpu_worker_hot_expert_failed_copies_total",
+               "Copies given up, as the weights could not be read",
+               static_cast<double>(hot.copies.failed_copies));
+  list.Gauge("tandem_gpu_worker_hot_expert_bytes", "Device memory of the experts that lie there",
+             static_cast<double>(hot.copies.resident_bytes));
+  list.Gauge("tandem_gpu_worker_hot_expert_slots", "Experts that fit on the device",
+             static_cast<double>(hot.copies.slots));
+}
+
 }  // namespace
 
 std::vector<prometheus::MetricFamily> GpuRegistry::Collect() const {
@@ -75,6 +93,7 @@ std::vector<prometheus::MetricFamily> GpuRegistry::Collect() const {
                "Part of it that went to handing rows to experts and waiting for them",
                static_cast<double>(counters.expert_wait_us) * 1e-6);
   AddPipeline(counters, list);
+  AddHotExperts(counters.hot_experts, list);
   list.Counter("tandem_gpu_worker_expert_reattachments_total",
                "Links to expert workers made anew after a loss",
                static_cast<double>(counters.reattachments));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "common/model/expert_tensors.h"
 #include "common/model/host_memory.h"
 #include "common/model/memory_plan.h"
 #include "common/model/model_loader.h"
@@ -54,6 +55,7 @@ absl::Status CheckMemory(const Checkpoint& checkpoint, const ModelSpec& spec,
     ASSIGN_OR_RETURN(request.expert_bytes,
                      expert::StoreBytes(checkpoint, spec, options.expert_shares));
   }
+  request.hot_expert_bytes = options.hot_experts_bytes;
   request.kv_bytes_per_token = KvBytesPerToken(spec, CacheType(options));
   request.kv_tokens = options.kv_cache_tokens;
   ASSIGN_OR_RETURN(const HostMemory host, ReadHostMemory());
@@ -128,6 +130,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Create(const std::stri
     workers.shares = options.expert_shares;
     workers.thread_cpus = std::move(cpus);
     workers.placement = options.placement;
+    RETURN_IF_ERROR(model->MakeWeightSource(options));
+    model->SetWeightHandlers(workers);
     model->workers_ = std::make_unique<ExpertWorkers>(workers);
     progress.SetExperts(model->workers_.get());
     loader = std::thread([&] { experts = model->workers_->Load(dir); });
@@ -183,6 +187,7 @@ absl::Status LoadedModel::MakeRunner(const WorkerOptions& options) {
                                                 .max_sequences = options.max_sequences,
                                                 .max_context = ContextOf(spec_, options),
                                                 .max_logprobs = options.max_logprobs,
+                                                .hot_experts = options.hot_experts_bytes > 0,
                                                 .pipeline = options.pipeline,
                                                 .tracer = options.tracer}));
   runner_->set_epoch(options.epoch);
@@ -195,7 +200,7 @@ absl::Status LoadedModel::LoadExperts(const WorkerOptions& options, LoadProgress
   if (workers_ != nullptr) {
     RETURN_IF_ERROR(workers_->Attach(LinkLimits(spec_, options.max_step_rows, rows), model_hash_));
     runner_->set_link(workers_->link());
-    return absl::OkStatus();
+    return MakeHotExperts(options);
   }
   progress.SetPhase("experts");
   InProcessExpertsOptions inprocess;
@@ -207,7 +212,64 @@ absl::Status LoadedModel::LoadExperts(const WorkerOptions& options, LoadProgress
   ASSIGN_OR_RETURN(inprocess_,
                    InProcessExperts::Create(*checkpoint_, spec_, inprocess, progress.engine()));
   runner_->set_link(inprocess_->link());
+  if (options.hot_experts_bytes > 0) weight_source_ = inprocess_->MakeWeightSource();
+  return MakeHotExperts(options);
+}
+
+// What the workers' stores must be, by the checkpoint: a worker's own word is not taken.
+absl::Status LoadedModel::MakeWeightSource(const WorkerOptions& options) {
+  if (options.hot_experts_bytes == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const ExpertTensors tensors, ExpertTensors::Create(*checkpoint_, spec_));
+  std::vector<expert::StoreSpec> specs;
+  for (uint32_t i = 0; i < options.expert_shares.size(); ++i) {
+    ASSIGN_OR_RETURN(specs.emplace_back(),
+                     expert::MakeStoreSpec(*checkpoint_, spec_, tensors, options.expert_shares, i));
+  }
+  weight_source_ = std::make_unique<StoreExperts>(std::move(specs));
   return absl::OkStatus();
+}
+
+void LoadedModel::SetWeightHandlers(ExpertWorkersOptions& workers) {
+  if (weight_source_ == nullptr) return;
+  StoreExperts* const source = weight_source_.get();
+  workers.on_weights = [source](size_t worker, const shm::UniqueFd& fd) {
+    const absl::Status status =
+        fd.valid() ? source->Attach(worker, fd.get())
+                   : absl::FailedPreconditionError("its weights are not in sealed memory");
+    if (status.ok()) return;
+    LogWarn("hot_experts_without_weights",
+            {{"worker", LogValue(worker)}, {"reason", status.ToString()}});
+  };
+  workers.on_lost = [source](size_t worker) { source->Drop(worker); };
+}
+
+absl::Status LoadedModel::MakeHotExperts(const WorkerOptions& options) {
+  if (weight_source_ == nullptr) return absl::OkStatus();
+  ResidentShape shape = weight_source_->Shape(spec_.moe.top_k);
+  shape.budget_bytes = options.hot_experts_bytes;
+  HotExpertsOptions hot;
+  hot.model_hash = model_hash_;
+  hot.experts = spec_.moe.experts;
+  for (const RouterPicks& picks : runner_->decoder().picks()) hot.moe_layers.push_back(picks.layer);
+  hot.state_dir = options.state_dir;
+  auto made = HotExperts::Create(*backend_, shape, *weight_source_, hot);
+  if (absl::IsFailedPrecondition(made.status())) {
+    LogWarn("hot_experts_off", {{"reason", made.status().ToString()}});
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(hot_, std::move(made));
+  runner_->set_hot_experts(hot_.get());
+  LogInfo("hot_experts", {{"slots", LogValue(hot_->counters().slots)},
+                          {"budget", FormatBytes(options.hot_experts_bytes)}});
+  return absl::OkStatus();
+}
+
+HotExpertCounters LoadedModel::hot_experts() const {
+  if (hot_ == nullptr) return {};
+  const PipelineCounters& pipeline = runner_->pipeline().counters();
+  return {.picks = pipeline.routed_rows * static_cast<uint64_t>(spec_.moe.top_k),
+          .hits = pipeline.resident_picks,
+          .copies = hot_->counters()};
 }
 
 // One prefill row and one decode row in block 0: touches every buffer, wakes every thread.

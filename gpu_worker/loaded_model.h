@@ -24,6 +24,8 @@
 #include "expert_worker/kernels/kernel_table.h"
 #include "gpu_worker/backend_cpu/cpu_backend.h"
 #include "gpu_worker/expert_workers.h"
+#include "gpu_worker/hot_experts/hot_experts.h"
+#include "gpu_worker/hot_experts/store_experts.h"
 #include "gpu_worker/inprocess_experts.h"
 #include "gpu_worker/kv_cache.h"
 #include "gpu_worker/model_weights.h"
@@ -47,9 +49,17 @@ struct WorkerOptions {
   int64_t kv_cache_tokens = 0;  // 0: a quarter of what is free, bounded by what sequences can use
   int block_tokens = 16;
   int max_logprobs = 20;
+  uint64_t hot_experts_bytes = 0;  // of device memory; 0: all experts stay on the workers
+  std::string state_dir;           // keeps what hot experts were; empty: nothing is kept
   PipelineOptions pipeline;
   uint64_t epoch = 1;
   Tracer* tracer = nullptr;  // null: no timeline
+};
+
+struct HotExpertCounters {
+  uint64_t picks = 0;  // of steps that ended well
+  uint64_t hits = 0;   // of these, of resident experts
+  HotExperts::Counters copies;
 };
 
 // What is being loaded; written by Create, read by any thread.
@@ -101,6 +111,7 @@ class LoadedModel {
   uint64_t reattachments() const { return workers_ == nullptr ? 0 : workers_->reattachments(); }
   uint64_t kv_bytes() const { return cache_.bytes(); }
   const StepPipeline& pipeline() const { return runner_->pipeline(); }
+  HotExpertCounters hot_experts() const;
   uint64_t activation_bytes() const { return runner_->decoder().activations().bytes; }
   // Ends waiting for expert workers; any thread.
   void Stop();
@@ -109,6 +120,9 @@ class LoadedModel {
   LoadedModel() = default;
   absl::Status LoadDense(const WorkerOptions& options, LoadProgress& progress);
   absl::Status MakeRunner(const WorkerOptions& options);
+  absl::Status MakeWeightSource(const WorkerOptions& options);
+  absl::Status MakeHotExperts(const WorkerOptions& options);
+  void SetWeightHandlers(ExpertWorkersOptions& workers);
   absl::Status LoadExperts(const WorkerOptions& options, LoadProgress& progress);
   absl::Status AttachWorkers(const WorkerOptions& options, LoadProgress& progress);
   absl::Status WarmUp();
@@ -120,8 +134,10 @@ class LoadedModel {
   std::unique_ptr<CpuBackend> backend_;
   ModelWeights weights_;
   KvCache cache_;
+  std::unique_ptr<StoreExperts> weight_source_;  // null without hot experts
   std::unique_ptr<ExpertWorkers> workers_;
   std::unique_ptr<InProcessExperts> inprocess_;
+  std::unique_ptr<HotExperts> hot_;
   std::unique_ptr<StepRunner> runner_;
   worker::v1::ModelInfo info_;
 };

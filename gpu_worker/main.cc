@@ -49,6 +49,8 @@ struct Flags {
   int max_deferred = 0;
   double max_deferred_mass = 1;
   bool defer_prompts = false;
+  double hot_experts_gb = 0;
+  std::string state_dir;
   bool parity = false;
   std::string cpus;
   int threads = 0;
@@ -86,6 +88,10 @@ void AddPipelineFlags(OptionParser& parser, Flags& flags) {
   parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
              &flags.max_deferred_mass, {.min = 0, .max = 1});
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &flags.defer_prompts);
+  parser.Add("hot-experts-gb", "Device memory (GB) for the busiest routed experts; 0: none",
+             &flags.hot_experts_gb, {.min = 0, .max = 4096});
+  parser.Add("state-dir", "Keeps what was busy between starts; empty: nothing is kept",
+             &flags.state_dir);
 }
 
 PlannerOptions::Mode ParsePipeline(const std::string& name) {
@@ -168,6 +174,8 @@ absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
   options.max_context = flags.max_context;
   options.kv_cache_tokens = flags.kv_cache_tokens;
   options.max_logprobs = flags.max_logprobs;
+  options.hot_experts_bytes = static_cast<uint64_t>(flags.hot_experts_gb * 1e9);
+  options.state_dir = flags.state_dir;
   ASSIGN_OR_RETURN(options.pipeline, MakePipelineOptions(flags));
   options.epoch = MakeEpoch();
   LogInfo("kernels", {{"table", options.kernels->name},

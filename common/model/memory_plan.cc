@@ -54,6 +54,7 @@ MemoryPlan MakeMemoryPlan(const PlanRequest& request, const HostMemory& host) {
     plan.lines.push_back({std::move(what), bytes});
   };
   add("embeddings, attention, dense and shared weights", request.dense_bytes);
+  if (request.hot_expert_bytes > 0) add("hot experts", request.hot_expert_bytes);
   for (size_t i = 0; i < request.expert_bytes.size(); ++i) {
     add(absl::StrCat("routed experts, worker ", i), request.expert_bytes[i]);
   }

@@ -33,6 +33,7 @@ struct PlanRequest {
   // What each expert worker keeps. One entry where the gpu worker computes the experts itself, none
   // for a model without.
   std::vector<uint64_t> expert_bytes;
+  uint64_t hot_expert_bytes = 0;  // copies of routed experts beside the dense weights
   uint64_t kv_bytes_per_token = 0;
   int64_t kv_tokens = 0;
   uint64_t link_bytes_per_worker = 0;  // shm::ComputeLayout(...).segment_bytes; 0: no links

@@ -1,5 +1,6 @@
 #include "common/shm/handover.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -58,7 +59,7 @@ HandoverRefusal CheckHello(const Hello& hello, uint64_t epoch,
                            const std::array<uint8_t, 16>& nonce) {
   if (hello.magic != kHelloMagic) return HandoverRefusal::kBadMessage;
   if (hello.version != kLinkVersion) return HandoverRefusal::kBadVersion;
-  if (hello.placement > static_cast<uint32_t>(Placement::kColocated) ||
+  if (hello.placement > static_cast<uint32_t>(Placement::kColocated) || hello.wants_weights > 1 ||
       !CheckThreads(hello.threads)) {
     return HandoverRefusal::kBadMessage;
   }
@@ -96,11 +97,22 @@ absl::Status CheckWelcome(const Welcome& welcome, const LinkTicket& ticket, uint
         "link: the expert worker's limits are not those asked for");
   }
   if (welcome.slots < 1 || welcome.slots > kMaxSlots || !CheckThreads(welcome.threads) ||
+      welcome.has_weights > 1 ||
       (welcome.placement != static_cast<uint32_t>(Placement::kApart) &&
        welcome.placement != static_cast<uint32_t>(Placement::kColocated))) {
     return absl::DataLossError("link: the expert worker's answer is out of range");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckWeights(const Weights& weights, const LinkTicket& ticket) {
+  if (weights.magic == kWeightsMagic && weights.epoch == ticket.epoch) return absl::OkStatus();
+  return absl::DataLossError("link: what came with the weights is malformed");
+}
+
+UniqueFd ReadOnly(int fd) {
+  const std::string path = absl::StrCat("/proc/self/fd/", fd);
+  return UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
 }
 
 UniqueFd OpenPidfd(pid_t pid) {

@@ -5,6 +5,8 @@
 //   Hello {ticket, own threads and cpus}  ->  peer uid, magic, version, epoch, nonce checked
 //                                         <-  Welcome {limits, placement, its threads and cpus} +
 //                                         memfd (SCM_RIGHTS)
+//                                         <-  Weights + descriptor of the packed experts; only
+//                                         where the hello asked and the welcome says that it comes
 //   maps, checks seals and control page,
 //   takes its life lock; Confirm          ->  takes the attachment into service
 //
@@ -43,7 +45,8 @@ struct LinkTicket {
 inline constexpr uint64_t kHelloMagic = 0x54444d4c494e4b31;    // "TDMLINK1"
 inline constexpr uint64_t kWelcomeMagic = 0x54444d57454c4331;  // "TDMWELC1"
 inline constexpr uint64_t kConfirmMagic = 0x54444d434f4e4631;  // "TDMCONF1"
-inline constexpr uint32_t kLinkVersion = 1;
+inline constexpr uint64_t kWeightsMagic = 0x54444d5745495431;  // "TDMWEIT1"
+inline constexpr uint32_t kLinkVersion = 2;
 
 struct ThreadList {
   uint32_t count;
@@ -57,7 +60,7 @@ struct Hello {
   uint64_t epoch;
   uint8_t nonce[16];
   ThreadList threads;
-  uint32_t reserved;
+  uint32_t wants_weights;  // 0 or 1
 };
 
 struct Welcome {
@@ -71,6 +74,13 @@ struct Welcome {
   uint32_t slots;
   uint32_t placement;  // kApart or kColocated
   ThreadList threads;
+  uint32_t has_weights;  // 1: Weights follows
+};
+
+// Comes with a descriptor that reads the worker's weight store and cannot write it.
+struct Weights {
+  uint64_t magic;
+  uint64_t epoch;
 };
 
 struct Confirm {
@@ -120,6 +130,9 @@ HandoverRefusal CheckHello(const Hello& hello, uint64_t epoch,
 // `expected` are the limits that were asked for in the Attach RPC.
 absl::Status CheckWelcome(const Welcome& welcome, const LinkTicket& ticket, uint64_t model_hash,
                           const BatchLimits& expected);
+absl::Status CheckWeights(const Weights& weights, const LinkTicket& ticket);
+// The same file by a descriptor that only reads; invalid where the system refuses.
+UniqueFd ReadOnly(int fd);
 // REQUIRES: the list passed CheckHello or CheckWelcome.
 std::vector<int> CpusOf(const ThreadList& list);
 

@@ -81,6 +81,7 @@ absl::StatusOr<HostPlan> PlanHost(const ServeOptions& options, const ModelSpec& 
   if (!shares.empty() && spec.moe.experts > 0) {
     ASSIGN_OR_RETURN(request.link_bytes_per_worker, LinkBytes(options, spec));
   }
+  request.hot_expert_bytes = static_cast<uint64_t>(options.hot_experts_gb * 1e9);
   request.other_bytes = kProcessBytes + ActivationBytes(options, spec);
   plan.memory = MakeMemoryPlan(request, host);
   RETURN_IF_ERROR(plan.memory.Check());

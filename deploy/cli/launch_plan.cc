@@ -85,6 +85,8 @@ ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan,
   list.Add("max-deferred", options.max_deferred);
   list.Add("max-deferred-mass", options.max_deferred_mass);
   list.AddIf(options.defer_prompts, "defer-prompts");
+  list.Add("hot-experts-gb", options.hot_experts_gb);
+  if (!options.state_dir.empty()) list.Add("state-dir", options.state_dir);
   ProcessSpec spec;
   spec.name = "gpu_worker";
   spec.argv = list.Take();

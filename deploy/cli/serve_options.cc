@@ -36,6 +36,8 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("max-deferred-mass", "Share of a token's router weight that they may have, 0 to 1",
              &max_deferred_mass, {.min = 0, .max = 1});
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &defer_prompts);
+  parser.Add("hot-experts-gb", "Device memory (GB) for the busiest routed experts; 0: none",
+             &hot_experts_gb, {.min = 0, .max = 4096});
   parser.AddChoice("link", "Where routed experts run: own processes or the gpu_worker's", &link,
                    {"shm", "inprocess"});
   parser.Add("expert-workers", "Expert workers; 0: one per NUMA node", &expert_workers,
@@ -68,7 +70,8 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.Add("api-key-file", "File with one API key a line; empty: no key needed", &api_key_file);
   parser.Add("api-key", "One API key; better given as TANDEM_API_KEY, as arguments can be read",
              &api_key);
-  parser.Add("state-dir", "Keeps packed expert weights between starts; empty: packed at each start",
+  parser.Add("state-dir",
+             "Keeps packed and hot experts between starts; empty: packed at each start",
              &state_dir);
   parser.AddChoice("weights", "Copy packed weights into memory, or map the packed file", &weights,
                    {"copy", "map"});

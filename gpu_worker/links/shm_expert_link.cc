@@ -311,6 +311,7 @@ absl::StatusOr<std::unique_ptr<ExpertLink>> AttachShmExpertLink(const ShmLinkOpt
   hello.epoch = ticket.epoch;
   std::memcpy(hello.nonce, ticket.nonce.data(), ticket.nonce.size());
   hello.threads = shm::MakeThreadList(options.thread_cpus);
+  hello.wants_weights = options.weights != nullptr ? 1 : 0;
   RETURN_IF_ERROR(shm::SendAll(socket.get(), &hello, sizeof(hello), deadline));
 
   shm::Welcome welcome;
@@ -318,6 +319,13 @@ absl::StatusOr<std::unique_ptr<ExpertLink>> AttachShmExpertLink(const ShmLinkOpt
                    shm::ReceiveWithFd(socket.get(), &welcome, sizeof(welcome), deadline));
   RETURN_IF_ERROR(shm::CheckWelcome(welcome, ticket, options.model_hash, options.limits));
   if (!fd.valid()) return absl::DataLossError("link: no segment came with the answer");
+  if (welcome.has_weights == 1) {
+    if (options.weights == nullptr) return absl::DataLossError("link: weights came uninvited");
+    shm::Weights weights;
+    ASSIGN_OR_RETURN(*options.weights,
+                     shm::ReceiveWithFd(socket.get(), &weights, sizeof(weights), deadline));
+    RETURN_IF_ERROR(shm::CheckWeights(weights, ticket));
+  }
   ASSIGN_OR_RETURN(const shm::SegmentLayout layout,
                    shm::ComputeLayout(welcome.limits, welcome.slots));
   ASSIGN_OR_RETURN(shm::Segment segment, shm::Segment::Map(fd, layout, welcome.segment_bytes,

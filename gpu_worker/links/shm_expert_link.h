@@ -30,6 +30,9 @@ struct ShmLinkOptions {
   shm::Placement placement = shm::Placement::kAuto;
   std::chrono::milliseconds deadline{1500};  // without progress, while a wait is blocked
   std::chrono::milliseconds attach_timeout{5000};
+  // Where the descriptor of the worker's weight store goes, invalid if it gives none; null: it is
+  // not asked for.
+  shm::UniqueFd* weights = nullptr;
   // Apart only: how long Wait spins before it sleeps on a futex.
   std::chrono::microseconds spin{20000};
 };

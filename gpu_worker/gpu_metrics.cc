@@ -54,8 +54,9 @@ void AddHotExperts(const HotExpertCounters& hot, FamilyList& list) {
                static_cast<double>(hot.copies.failed_copies));
   list.Gauge("tandem_gpu_worker_hot_expert_bytes", "Device memory of the experts that lie there",
              static_cast<double>(hot.copies.resident_bytes));
-  list.Gauge("tandem_gpu_worker_hot_expert_slots", "Experts that fit on the device",
-             static_cast<double>(hot.copies.slots));
+  list.Gauge("tandem_gpu_worker_hot_expert_capacity_bytes",
+             "Device memory for hot experts; 0: there are none",
+             static_cast<double>(hot.copies.capacity_bytes));
 }
 
 }  // namespace

@@ -212,7 +212,8 @@ HotExperts::Counters HotExperts::counters() const {
           .failed_copies = failed_copies_.load(std::memory_order_relaxed),
           .resident_experts = resident,
           .resident_bytes = resident * experts_->slot_bytes(),
-          .slots = static_cast<uint64_t>(experts_->slots())};
+          .slots = static_cast<uint64_t>(experts_->slots()),
+          .capacity_bytes = static_cast<uint64_t>(experts_->slots()) * experts_->slot_bytes()};
 }
 
 }  // namespace tandem::gpu

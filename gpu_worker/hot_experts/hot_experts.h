@@ -59,6 +59,7 @@ class HotExperts {
     uint64_t resident_experts = 0;
     uint64_t resident_bytes = 0;
     uint64_t slots = 0;
+    uint64_t capacity_bytes = 0;  // of the slots
   };
 
   // Slots for as many experts as shape.budget_bytes hold (max_slots is chosen here). Errors: the

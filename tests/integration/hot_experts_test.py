@@ -69,7 +69,7 @@ class HotExperts(unittest.TestCase):
         with harness.Server(harness.TINY) as server:
             self.answered(server)
             series = worker_metrics(server)
-            self.assertEqual(series["tandem_gpu_worker_hot_expert_slots"], 0)
+            self.assertEqual(series["tandem_gpu_worker_hot_expert_capacity_bytes"], 0)
             self.assertEqual(series["tandem_gpu_worker_hot_expert_hits_total"], 0)
 
     def test_a_budget_that_holds_no_expert_is_named_and_nothing_else_changes(self):
@@ -77,7 +77,7 @@ class HotExperts(unittest.TestCase):
             self.answered(server)
             self.assertIn("holds no hot expert", server.log())
             series = worker_metrics(server)
-            self.assertEqual(series["tandem_gpu_worker_hot_expert_slots"], 0)
+            self.assertEqual(series["tandem_gpu_worker_hot_expert_capacity_bytes"], 0)
 
     def test_a_lost_worker_brings_its_weights_back(self):
         with harness.Server(harness.TINY, "--hot-experts-gb=0.002", *WORKERS) as server:

@@ -33,61 +33,49 @@ constexpr double kSocket8570Tflops = kSocketTflops * 56 / 36;
 // Doorbell, grouping of picks and three barriers at 0.2 us (tests/bench/pool_bench), reduction.
 constexpr double kSubmissionUs = 2;
 
+struct Gpu {
+  double bandwidth_gbps;
+  double tflops;
+  double memory_gib;
+  double pcie_gbps;
+};
+struct Sockets {
+  int count;
+  double gbps;  // of each
+  double tflops;
+};
+
+constexpr SimMachine Describe(std::string_view name, const Gpu& gpu, const Sockets& sockets) {
+  return {.name = name,
+          .gpu_bandwidth_gbps = gpu.bandwidth_gbps,
+          .gpu_tflops = gpu.tflops,
+          .launch_gap_us = kLaunchGapUs,
+          .graph_gap_us = kGraphGapUs,
+          .gpu_memory_gib = gpu.memory_gib,
+          .to_device_gbps = gpu.pcie_gbps,
+          .to_host_gbps = gpu.pcie_gbps,
+          .pcie_latency_us = kPcieLatencyUs,
+          .cpu_bandwidth_gbps = sockets.count * sockets.gbps,
+          .cpu_tflops = sockets.count * sockets.tflops,
+          .submission_us = kSubmissionUs};
+}
+
+// GeForce RTX 4090 (vendor): 24 GB of GDDR6X at 1,008 GB/s, 165.2 TFLOP/s dense BF16, PCIe 4.0.
+constexpr Gpu kRtx4090{1008, 165.2, 24, kPcie4Gbps};
+// GeForce RTX 5090 (vendor): 32 GB of GDDR7 at 1,792 GB/s, PCIe 5.0; 838 TFLOP/s of sparse FP16
+// with FP16 sums are 209.5 dense with F32 sums.
+constexpr Gpu kRtx5090{1792, 209.5, 32, kPcie5Gbps};
+// H200 SXM (vendor): 141 GB (1e9) of HBM3e at 4.8 TB/s, 989 TFLOP/s dense BF16, PCIe 5.0.
+constexpr Gpu kH200{4800, 989, 141e9 / (1 << 30), kPcie5Gbps};
+// A100 40 GB PCIe (vendor): 1,555 GB/s, 312 TFLOP/s dense BF16, PCIe 4.0.
+constexpr Gpu kA100{1555, 312, 40, kPcie4Gbps};
+
 constexpr SimMachine kMachines[] = {
-    // GeForce RTX 4090 (vendor): 24 GB of GDDR6X at 1,008 GB/s, 165.2 TFLOP/s dense BF16, PCIe 4.0.
-    {.name = "rtx4090-2s",
-     .gpu_bandwidth_gbps = 1008,
-     .gpu_tflops = 165.2,
-     .launch_gap_us = kLaunchGapUs,
-     .graph_gap_us = kGraphGapUs,
-     .gpu_memory_gib = 24,
-     .to_device_gbps = kPcie4Gbps,
-     .to_host_gbps = kPcie4Gbps,
-     .pcie_latency_us = kPcieLatencyUs,
-     .cpu_bandwidth_gbps = 2 * kSocketGbps,
-     .cpu_tflops = 2 * kSocketTflops,
-     .submission_us = kSubmissionUs},
-    // GeForce RTX 5090 (vendor): 32 GB of GDDR7 at 1,792 GB/s, PCIe 5.0; 838 TFLOP/s of sparse FP16
-    // with FP16 sums are 209.5 dense with F32 sums.
-    {.name = "rtx5090-1s",
-     .gpu_bandwidth_gbps = 1792,
-     .gpu_tflops = 209.5,
-     .launch_gap_us = kLaunchGapUs,
-     .graph_gap_us = kGraphGapUs,
-     .gpu_memory_gib = 32,
-     .to_device_gbps = kPcie5Gbps,
-     .to_host_gbps = kPcie5Gbps,
-     .pcie_latency_us = kPcieLatencyUs,
-     .cpu_bandwidth_gbps = kSocketGbps,
-     .cpu_tflops = kSocketTflops,
-     .submission_us = kSubmissionUs},
-    // H200 SXM (vendor): 141 GB of HBM3e at 4.8 TB/s, 989 TFLOP/s dense BF16, PCIe 5.0.
-    {.name = "h200-2s",
-     .gpu_bandwidth_gbps = 4800,
-     .gpu_tflops = 989,
-     .launch_gap_us = kLaunchGapUs,
-     .graph_gap_us = kGraphGapUs,
-     .gpu_memory_gib = 141e9 / (1 << 30),
-     .to_device_gbps = kPcie5Gbps,
-     .to_host_gbps = kPcie5Gbps,
-     .pcie_latency_us = kPcieLatencyUs,
-     .cpu_bandwidth_gbps = 2 * kSocket8570Gbps,
-     .cpu_tflops = 2 * kSocket8570Tflops,
-     .submission_us = kSubmissionUs},
-    // The KTransformers paper's machine for full precision: A100-40G (vendor: 1,555 GB/s, 312
-    // TFLOP/s dense BF16, PCIe 4.0) beside two 8452Y.
-    {.name = "a100-2s",
-     .gpu_bandwidth_gbps = 1555,
-     .gpu_tflops = 312,
-     .launch_gap_us = kLaunchGapUs,
-     .graph_gap_us = kGraphGapUs,
-     .gpu_memory_gib = 40,
-     .to_device_gbps = kPcie4Gbps,
-     .to_host_gbps = kPcie4Gbps,
-     .pcie_latency_us = kPcieLatencyUs,
-     .cpu_bandwidth_gbps = 2 * kSocketGbps,
-     .cpu_tflops = 2 * kSocketTflops,
-     .submission_us = kSubmissionUs},
+    Describe("rtx4090-2s", kRtx4090, {2, kSocketGbps, kSocketTflops}),
+    Describe("rtx5090-1s", kRtx5090, {1, kSocketGbps, kSocketTflops}),
+    Describe("h200-2s", kH200, {2, kSocket8570Gbps, kSocket8570Tflops}),
+    // The KTransformers paper's for full precision.
+    Describe("a100-2s", kA100, {2, kSocketGbps, kSocketTflops}),
 };
 
 }  // namespace

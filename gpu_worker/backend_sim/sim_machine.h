@@ -35,7 +35,8 @@ std::span<const SimMachine> SimMachines();
 // Null for an unknown name.
 const SimMachine* FindSimMachine(std::string_view name);
 
-// The same machine with a GPU that takes `factor` times as long for each op. PCIe stays.
+// The same machine with a GPU that takes `factor` times as long for each op (less than 1: it is
+// faster). PCIe stays.
 SimMachine SlowerGpu(const SimMachine& machine, double factor);
 
 // Nanoseconds of the larger of two roofs.

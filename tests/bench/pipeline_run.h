@@ -63,8 +63,8 @@ class PipelineRun {
   int steps_ = 0;
 };
 
-// The scenario's machine with the device slowed down to `device_to_experts`; as it is where that is
-// 0.
+// The scenario's machine with a device that is to the experts as `device_to_experts`; as it is
+// where that is 0.
 absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::string& dir);
 
 // A folder of small models with random weights, each written when it is first asked for.

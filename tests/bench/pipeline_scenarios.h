@@ -18,8 +18,8 @@ struct Scenario {
   int streams = 1;
   int prefill_rows = 0;    // 0: decode
   int context_tokens = 0;  // that each sequence has when decoding starts
-  // The device is slowed down until its work is to the experts' as this of plain decode steps; 0:
-  // left as described.
+  // The device is made slower or faster until its work is to the experts' as this of plain decode
+  // steps; 0: left as described.
   double device_to_experts = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "gpu_worker/backend_sim/op_cost.h"
 
 #include <algorithm>
+#include <set>
 
 #include "gpu_worker/backend_cpu/op_context.h"
 
@@ -104,6 +105,21 @@ OpCost CostOf(const SimShape&, const RouterArgs& args) {
 OpCost CostOf(const SimShape&, const SplitPicksArgs& args) {
   // Ids and weights in; ids of workers and of slots, and the deferred bytes out.
   return {.bytes = RowCount(args.rows) * args.top_k * (2 + kF32 + 2 + 2 + 1)};
+}
+
+OpCost CostOf(const SimShape& shape, const ResidentExpertsArgs& args) {
+  std::set<uint16_t> experts;
+  double picks = 0;
+  const int64_t count = static_cast<int64_t>(RowCount(args.rows)) * shape.big.moe.top_k;
+  for (int64_t i = 0; i < count; ++i) {
+    if (args.slots[i] == kNoExpert) continue;
+    experts.insert(args.slots[i]);
+    ++picks;
+  }
+  OpCost cost = Elementwise(args.rows, shape.big.hidden, 3);
+  cost.bytes += static_cast<double>(experts.size()) * shape.expert_bytes();
+  cost.flops += picks * shape.expert_flops();
+  return cost;
 }
 
 OpCost CostOf(const SimShape& shape, const GatherRowsArgs& args) {

@@ -30,6 +30,8 @@ OpCost CostOf(const SimShape& shape, const SiluMulArgs& args);
 OpCost CostOf(const SimShape& shape, const AddArgs& args);
 OpCost CostOf(const SimShape& shape, const RouterArgs& args);
 OpCost CostOf(const SimShape& shape, const SplitPicksArgs& args);
+// Each expert in use is read once; resident in the format that the workers have.
+OpCost CostOf(const SimShape& shape, const ResidentExpertsArgs& args);
 OpCost CostOf(const SimShape& shape, const GatherRowsArgs& args);
 OpCost CostOf(const SimShape& shape, const SampleArgs& args);
 OpCost CostOf(const SimShape& shape, const LogprobsArgs& args);

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/status.h"
 #include "gpu_worker/expert_link.h"
+#include "gpu_worker/resident_experts.h"
 
 namespace tandem::gpu {
 namespace {
@@ -16,9 +19,42 @@ const int32_t* CountOf(const Args& args) {
   return args.rows.count;
 }
 
+// A large copy to the device, on the copy stream: returns when its time has come.
+void ChargeCopy(SimDevice& device, double bytes) {
+  SimTimeline& timeline = device.timeline;
+  const int64_t begin_ns = timeline.TimeNs(SimResource::kCopy);
+  const int64_t end_ns = device.pcie.CopyEndNs(PcieWay::kToDevice, bytes, begin_ns);
+  timeline.Advance(SimResource::kCopy, end_ns + device.LatencyNs() - begin_ns);
+  timeline.Pace(SimResource::kCopy);
+}
+
 SimResource ResourceOf(Stream stream) {
   return stream == Stream::kCompute ? SimResource::kCompute : SimResource::kCopy;
 }
+
+class SimResidentExperts final : public ResidentExperts {
+ public:
+  SimResidentExperts(SimDevice& device, std::unique_ptr<ResidentExperts> inner)
+      : device_(device), inner_(std::move(inner)) {}
+
+  ResidentExperts* inner() const { return inner_.get(); }
+  int slots() const override { return inner_->slots(); }
+  uint64_t slot_bytes() const override { return inner_->slot_bytes(); }
+  absl::Status Write(int slot, int layer, const CanonicalExpert& expert) override {
+    const absl::Status status = inner_->Write(slot, layer, expert);
+    std::promise<void> copied;
+    device_.timeline.Post(SimResource::kCopy, [&] {
+      ChargeCopy(device_, device_.shape.expert_bytes());
+      copied.set_value();
+    });
+    copied.get_future().wait();
+    return status;
+  }
+
+ private:
+  SimDevice& device_;
+  const std::unique_ptr<ResidentExperts> inner_;
+};
 
 }  // namespace
 
@@ -96,11 +132,7 @@ void SimBackend::CopyToHost(void* host, const void* device, size_t bytes) {
 void SimBackend::CopyInBackground(void* device, const void* host, size_t bytes,
                                   double charged_bytes) {
   device_.timeline.Post(SimResource::kCopy, [this, device, host, bytes, charged_bytes] {
-    SimTimeline& timeline = device_.timeline;
-    const int64_t begin_ns = timeline.TimeNs(SimResource::kCopy);
-    const int64_t end_ns = device_.pcie.CopyEndNs(PcieWay::kToDevice, charged_bytes, begin_ns);
-    timeline.Advance(SimResource::kCopy, end_ns + device_.LatencyNs() - begin_ns);
-    timeline.Pace(SimResource::kCopy);
+    ChargeCopy(device_, charged_bytes);
     if (bytes > 0) std::memcpy(device, host, bytes);
   });
 }
@@ -139,6 +171,18 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
     submission.deferred = args.deferred;
     args.link->Submit(submission, 0, 1);
   });
+}
+
+absl::StatusOr<std::unique_ptr<ResidentExperts>> SimBackend::MakeResidentExperts(
+    const ResidentShape& shape) {
+  ASSIGN_OR_RETURN(auto inner, tensors_.MakeResidentExperts(shape));
+  return std::make_unique<SimResidentExperts>(device_, std::move(inner));
+}
+
+void SimBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
+  ResidentExpertsArgs inner = args;
+  inner.experts = static_cast<SimResidentExperts*>(args.experts)->inner();
+  Enqueue(&Backend::RunResidentExperts, inner);
 }
 
 void SimBackend::ExpertWait(const ExpertWaitArgs& args) {

@@ -14,6 +14,7 @@
 // the device's threads, one at a time. Links must be made for one thread. Errors: those of links.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "gpu_worker/backend.h"
@@ -31,6 +32,10 @@ class SimBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& source) override {
     return tensors_.LoadLinear(source);
   }
+
+  // Slots of the tensors' backend; writing one costs what a large expert costs on PCIe.
+  absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
+      const ResidentShape& shape) override;
 
   void GraphBegin(const GraphKey& key) override;
   void GraphEnd() override;
@@ -62,6 +67,7 @@ class SimBackend final : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override { Enqueue(&Backend::SplitPicks, args); }
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override { Enqueue(&Backend::GatherRows, args); }
   void Sample(const SampleArgs& args) override { Enqueue(&Backend::Sample, args); }
   void Logprobs(const LogprobsArgs& args) override { Enqueue(&Backend::Logprobs, args); }

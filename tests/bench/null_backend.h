@@ -7,6 +7,7 @@
 // Thread safety and ownership: those of the backend whose memory it uses.
 
 #include "gpu_worker/backend.h"
+#include "gpu_worker/resident_experts.h"
 
 namespace tandem::bench {
 
@@ -18,6 +19,10 @@ class NullBackend final : public gpu::Backend {
   absl::StatusOr<std::unique_ptr<gpu::LinearWeight>> LoadLinear(
       const gpu::MatrixSource& source) override {
     return memory_.LoadLinear(source);
+  }
+  absl::StatusOr<std::unique_ptr<gpu::ResidentExperts>> MakeResidentExperts(
+      const gpu::ResidentShape& shape) override {
+    return memory_.MakeResidentExperts(shape);
   }
   void GraphBegin(const gpu::GraphKey&) override {}
   void GraphEnd() override {}
@@ -47,6 +52,7 @@ class NullBackend final : public gpu::Backend {
   void SplitPicks(const gpu::SplitPicksArgs&) override {}
   void ExpertSubmit(const gpu::ExpertSubmitArgs& args) override { memory_.ExpertSubmit(args); }
   void ExpertWait(const gpu::ExpertWaitArgs& args) override { memory_.ExpertWait(args); }
+  void RunResidentExperts(const gpu::ResidentExpertsArgs&) override {}
   void GatherRows(const gpu::GatherRowsArgs&) override {}
   void Sample(const gpu::SampleArgs&) override {}
   void Logprobs(const gpu::LogprobsArgs&) override {}

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "gpu_worker/resident_experts.h"
 #include "tandem/worker/v1/gpu_worker.pb.h"
 #include "tests/gpu_worker/golden_model.h"
 #include "tests/testing/shared_data.h"
@@ -36,6 +37,10 @@ class TimedBackend final : public Backend {
   absl::StatusOr<void*> Allocate(size_t bytes) override { return forward_.Allocate(bytes); }
   absl::StatusOr<std::unique_ptr<LinearWeight>> LoadLinear(const MatrixSource& s) override {
     return forward_.LoadLinear(s);
+  }
+  absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
+      const ResidentShape& shape) override {
+    return forward_.MakeResidentExperts(shape);
   }
   void GraphBegin(const GraphKey& key) override { forward_.GraphBegin(key); }
   void GraphEnd() override { forward_.GraphEnd(); }
@@ -63,6 +68,9 @@ class TimedBackend final : public Backend {
   void SplitPicks(const SplitPicksArgs& a) override { Timed(&Backend::SplitPicks, a); }
   void ExpertSubmit(const ExpertSubmitArgs& a) override { Timed(&Backend::ExpertSubmit, a); }
   void ExpertWait(const ExpertWaitArgs& a) override { Timed(&Backend::ExpertWait, a); }
+  void RunResidentExperts(const ResidentExpertsArgs& a) override {
+    Timed(&Backend::RunResidentExperts, a);
+  }
   void GatherRows(const GatherRowsArgs& a) override { Timed(&Backend::GatherRows, a); }
   void Sample(const SampleArgs& a) override { Timed(&Backend::Sample, a); }
   void Logprobs(const LogprobsArgs& a) override { Timed(&Backend::Logprobs, a); }

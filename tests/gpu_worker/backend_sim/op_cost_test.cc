@@ -155,6 +155,24 @@ TEST(SimShape, RefusesASmallModelOfAnotherGraph) {
   EXPECT_FALSE(MakeSimShape(other, shape.big, shape.bytes).ok());
 }
 
+TEST(OpCost, ResidentExpertsAreReadOnceEach) {
+  const SimShape shape = ShapeOf("qwen3-30b-int4");
+  ASSERT_EQ(shape.big.moe.top_k, 8);
+  std::vector<uint16_t> slots(16, kNoExpert);
+  slots[0] = 3;
+  slots[5] = 4;
+  slots[9] = 3;
+  const int32_t rows = 2;
+  ResidentExpertsArgs args;
+  args.rows = {8, &rows};
+  args.slots = slots.data();
+  const OpCost cost = CostOf(shape, args);
+  EXPECT_EQ(cost.flops, 3 * 6.0 * 2048 * 768);
+  EXPECT_EQ(cost.bytes, 2 * shape.expert_bytes() + 2 * 3 * 4.0 * 2048);
+  std::fill(slots.begin(), slots.end(), kNoExpert);
+  EXPECT_EQ(CostOf(shape, args).flops, 0);
+}
+
 TEST(SimMachine, SlowerGpuStretchesEveryOpAndLeavesTheRest) {
   const SimMachine& machine = *FindSimMachine("a100-2s");
   const SimMachine slower = SlowerGpu(machine, 3);

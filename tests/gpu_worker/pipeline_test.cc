@@ -48,37 +48,50 @@ std::vector<uint32_t> TokenIds(const SafetensorsFile& file, size_t sequence, siz
   return {};
 }
 
+// The largest difference of the logits of the reference's two prompts, beside the largest of them.
+float WorstLogit(GoldenModel& model, const SafetensorsFile& file, const std::string& setting) {
+  constexpr size_t kTokens = 96;
+  const std::vector<float> want = Tensor(file, "logits." + setting);
+  const auto vocab = static_cast<size_t>(model.spec().vocab);
+  GoldenDriver driver(model);
+  driver.Generate({{.id = 1, .prompt = TokenIds(file, 0, kTokens), .first_block = 0},
+                   {.id = 2, .prompt = TokenIds(file, 1, kTokens), .first_block = 8}},
+                  0, 0);
+  float worst = 0, largest = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const size_t sequence = i / (kTokens * vocab);
+    const auto position = static_cast<uint32_t>(i / vocab % kTokens);
+    const float got = driver.trace(sequence + 1).logits.at(position)[i % vocab];
+    worst = std::max(worst, std::fabs(got - want[i]));
+    largest = std::max(largest, std::fabs(want[i]));
+  }
+  return worst / largest;
+}
+
 // The reference defers in every row of the prompt.
+GoldenOptions DeferringOptions(Mode mode, int max_deferred, float max_mass) {
+  GoldenOptions options;
+  options.pipeline.mode = mode;
+  options.pipeline.deferral = {max_deferred, max_mass};
+  options.pipeline.defer_prefill = true;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<GoldenModel>> ShippedModel(const GoldenOptions& options) {
+  return GoldenModel::Load((tandem::testing::SourceRoot() / "deploy/models/tandem-tiny").string(),
+                           options);
+}
+
 TEST_P(DeferralGoldenTest, LogitsAreThoseOfTheReference) {
   const auto path = tandem::testing::SharedPath("golden/deferral.safetensors");
   if (!path) GTEST_SKIP() << "no golden/deferral.safetensors";
   auto file = SafetensorsFile::Open(path->string());
   ASSERT_TRUE(file.ok()) << file.status();
   const DeferralCase& setting = GetParam();
-  const std::vector<float> want = Tensor(**file, "logits." + setting.name);
-  constexpr size_t kTokens = 96;
   for (const Mode mode : {Mode::kDeferral, Mode::kBoth}) {
-    GoldenOptions options;
-    options.pipeline.mode = mode;
-    options.pipeline.deferral = {setting.max_deferred, setting.max_mass};
-    options.pipeline.defer_prefill = true;
-    auto model = GoldenModel::Load(
-        (tandem::testing::SourceRoot() / "deploy/models/tandem-tiny").string(), options);
+    auto model = ShippedModel(DeferringOptions(mode, setting.max_deferred, setting.max_mass));
     ASSERT_TRUE(model.ok()) << model.status();
-    const auto vocab = static_cast<size_t>((*model)->spec().vocab);
-    GoldenDriver driver(**model);
-    driver.Generate({{.id = 1, .prompt = TokenIds(**file, 0, kTokens), .first_block = 0},
-                     {.id = 2, .prompt = TokenIds(**file, 1, kTokens), .first_block = 8}},
-                    0, 0);
-    float worst = 0, largest = 0;
-    for (size_t i = 0; i < want.size(); ++i) {
-      const size_t sequence = i / (kTokens * vocab);
-      const auto position = static_cast<uint32_t>(i / vocab % kTokens);
-      const float got = driver.trace(sequence + 1).logits.at(position)[i % vocab];
-      worst = std::max(worst, std::fabs(got - want[i]));
-      largest = std::max(largest, std::fabs(want[i]));
-    }
-    EXPECT_LE(worst, 1e-4f * largest) << setting.name;
+    EXPECT_LE(WorstLogit(**model, **file, setting.name), 1e-4f) << setting.name;
     const PipelineCounters& counters = (*model)->runner().pipeline().counters();
     EXPECT_EQ(counters.deferred_picks > 0, setting.max_deferred > 0);
     EXPECT_LE(counters.deferred_mass,
@@ -90,6 +103,32 @@ INSTANTIATE_TEST_SUITE_P(Settings, DeferralGoldenTest,
                                            DeferralCase{"d2", 2, 1},
                                            DeferralCase{"d2_mass15", 2, 0.15f}),
                          [](const auto& info) { return info.param.name; });
+
+// Experts 0 3 7 8 21 of every layer lie on the device: they are not deferred, and their weight
+// counts. Traffic of them alone makes just them resident.
+TEST(DeferralGolden, ResidentExpertsAreNotDeferred) {
+  const auto path = tandem::testing::SharedPath("golden/deferral.safetensors");
+  if (!path) GTEST_SKIP() << "no golden/deferral.safetensors";
+  auto file = SafetensorsFile::Open(path->string());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::vector<uint16_t> residents{0, 3, 7, 8, 21};
+  GoldenOptions options = DeferringOptions(Mode::kDeferral, 3, 0.4f);
+  options.hot_experts_bytes = uint64_t{1} << 30;
+  const auto model = ShippedModel(options);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const size_t layers = (*model)->runner().decoder().picks().size();
+  HotExperts& hot = *(*model)->hot_experts();
+  for (int step = 0; step < 200; ++step) {
+    hot.BeginStep();
+    for (size_t layer = 0; layer < layers; ++layer) hot.Count(static_cast<int>(layer), residents);
+    hot.EndStep();
+    hot.WaitForCopies();
+  }
+  hot.BeginStep();
+  ASSERT_EQ(hot.counters().resident_experts, layers * residents.size());
+  EXPECT_LE(WorstLogit(**model, **file, "d3_mass40_resident"), 1e-4f);
+  EXPECT_GT((*model)->runner().pipeline().counters().resident_picks, 0u);
+}
 
 class PingPongTest : public StepRunnerTestBase, public ::testing::WithParamInterface<std::string> {
  protected:

@@ -100,6 +100,10 @@ void PipelineRun::AddPrompt(worker::v1::Step& step, uint64_t id, int tokens,
                             int first_block) const {
   worker::v1::SequenceStart& start = gpu::AddStart(step, id);
   start.mutable_stopping()->set_max_tokens(1'000'000);
+  // Greedy sequences of a random model fall into cycles, each with experts of its own: policies
+  // would be compared on different work.
+  start.mutable_sampling()->set_temperature(2);
+  start.mutable_sampling()->set_seed(id);
   // Streams differ, or they would all pick the same experts.
   std::vector<uint32_t> ids;
   for (int i = 0; i < tokens; ++i) {

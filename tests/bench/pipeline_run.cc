@@ -96,39 +96,46 @@ absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(const Scenario&
   return run;
 }
 
-void PipelineRun::AddPrompt(worker::v1::Step& step, uint64_t id, int tokens,
-                            int first_block) const {
+uint64_t PipelineRun::IdOf(int stream) const {
+  return static_cast<uint64_t>(starts_ * scenario_.streams + stream + 1);
+}
+
+void PipelineRun::AddPrompt(worker::v1::Step& step, int stream, int tokens) const {
+  const uint64_t id = IdOf(stream);
   worker::v1::SequenceStart& start = gpu::AddStart(step, id);
   start.mutable_stopping()->set_max_tokens(1'000'000);
   // Greedy sequences of a random model fall into cycles, each with experts of its own: policies
   // would be compared on different work.
   start.mutable_sampling()->set_temperature(2);
-  start.mutable_sampling()->set_seed(id);
+  start.mutable_sampling()->set_seed(static_cast<uint64_t>(stream));
   // Streams differ, or they would all pick the same experts.
   std::vector<uint32_t> ids;
   for (int i = 0; i < tokens; ++i) {
-    ids.push_back(static_cast<uint32_t>(2 + (static_cast<int>(id) * 37 + i * 11) % (kVocab - 2)));
+    ids.push_back(static_cast<uint32_t>(2 + (stream * 37 + i * 11) % (kVocab - 2)));
   }
   std::vector<uint32_t> blocks;
   const int context = scenario_.prefill_rows > 0 ? tokens : kDecodeContext;
   for (int i = 0; i < (context + kBlockTokens - 1) / kBlockTokens; ++i) {
-    blocks.push_back(static_cast<uint32_t>(first_block + i));
+    blocks.push_back(static_cast<uint32_t>(stream * kDecodeContext / kBlockTokens + i));
   }
   gpu::AddTokens(step, id, 0, ids, blocks, true);
 }
 
 absl::Status PipelineRun::Start() {
   worker::v1::Step step;
-  for (int i = 0; i < scenario_.streams; ++i) {
-    AddPrompt(step, static_cast<uint64_t>(i) + 1, kPromptTokens, i * kDecodeContext / kBlockTokens);
-  }
+  for (int i = 0; i < scenario_.streams; ++i) step.add_release_sequence_ids(IdOf(i));
+  ++starts_;
+  steps_ = 0;
+  for (int i = 0; i < scenario_.streams; ++i) AddPrompt(step, i, kPromptTokens);
   return Run(step).status();
 }
 
 absl::Status PipelineRun::WarmUp() {
   const int planned = scenario_.prefill_rows > 0 ? kPlannerPrefills : kPlannerDecodes;
-  for (int i = 0; i < (plans_ ? planned : 1); ++i) RETURN_IF_ERROR(Step().status());
-  return absl::OkStatus();
+  for (int i = 0; plans_ && i < planned; ++i) RETURN_IF_ERROR(Step().status());
+  // Experts differ with positions: what is measured begins at the same ones under each policy.
+  if (plans_ && scenario_.prefill_rows == 0) RETURN_IF_ERROR(Start());
+  return Step().status();
 }
 
 void PipelineRun::SetWall(double dilation) {
@@ -138,15 +145,13 @@ void PipelineRun::SetWall(double dilation) {
 absl::StatusOr<StepSample> PipelineRun::Step() {
   worker::v1::Step step;
   if (scenario_.prefill_rows > 0) {
-    const auto id = static_cast<uint64_t>(++steps_);
-    step.add_release_sequence_ids(id - 1);
-    AddPrompt(step, id, scenario_.prefill_rows, 0);
+    step.add_release_sequence_ids(IdOf(0));
+    ++starts_;
+    AddPrompt(step, 0, scenario_.prefill_rows);
     return Run(step);
   }
   const auto position = static_cast<uint32_t>(kPromptTokens + steps_++);
-  for (int i = 0; i < scenario_.streams; ++i) {
-    gpu::AddDecode(step, static_cast<uint64_t>(i) + 1, position);
-  }
+  for (int i = 0; i < scenario_.streams; ++i) gpu::AddDecode(step, IdOf(i), position);
   return Run(step);
 }
 

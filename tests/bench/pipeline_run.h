@@ -54,13 +54,16 @@ class PipelineRun {
  private:
   explicit PipelineRun(const Scenario& scenario) : scenario_(scenario) {}
   absl::Status Start();
-  void AddPrompt(worker::v1::Step& step, uint64_t id, int tokens, int first_block) const;
+  // The stream's sequence since the last start.
+  uint64_t IdOf(int stream) const;
+  void AddPrompt(worker::v1::Step& step, int stream, int tokens) const;
   absl::StatusOr<StepSample> Run(const worker::v1::Step& step);
 
   const Scenario scenario_;
   std::unique_ptr<gpu::SimulatedModel> model_;
   bool plans_ = false;
-  int steps_ = 0;
+  int starts_ = 0;
+  int steps_ = 0;  // decodes since
 };
 
 // The scenario's machine with a device that is to the experts as `device_to_experts`; as it is

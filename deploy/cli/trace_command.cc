@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -36,8 +37,8 @@ constexpr std::chrono::seconds kSendTime{60};
 // One process, on a thread of its own.
 class Recording {
  public:
-  Recording(std::string address, uint32_t duration_ms)
-      : address_(std::move(address)), duration_ms_(duration_ms) {
+  Recording(std::string address, uint32_t duration_ms, std::function<void()> on_start)
+      : address_(std::move(address)), duration_ms_(duration_ms), on_start_(std::move(on_start)) {
     context_.set_deadline(std::chrono::system_clock::now() +
                           std::chrono::milliseconds(duration_ms) + kSendTime);
   }
@@ -60,7 +61,10 @@ class Recording {
     v1::TraceResponse response;
     absl::Status read;
     while (read.ok() && reader->Read(&response)) {
-      if (response.has_start()) Start(response.start(), called_ns);
+      if (response.has_start()) {
+        Start(response.start(), called_ns);
+        on_start_();
+      }
       if (response.has_tables()) Adopt(std::move(*response.mutable_tables()));
       if (response.has_events()) read = Add(*response.mutable_events());
     }
@@ -103,6 +107,7 @@ class Recording {
 
   const std::string address_;
   const uint32_t duration_ms_;
+  const std::function<void()> on_start_;
   grpc::ClientContext context_;
   absl::Status status_;
   ProcessTrace trace_;
@@ -165,7 +170,12 @@ absl::Status CheckWritable(const std::string& path) {
 absl::Status Trace(const TraceOptions& options, uint32_t duration_ms) {
   RETURN_IF_ERROR(CheckWritable(options.out));
   ASSIGN_OR_RETURN(const std::vector<std::string> addresses, FindAddresses(options));
-  ASSIGN_OR_RETURN(const std::vector<ProcessTrace> traces, RecordTimeline(addresses, duration_ms));
+  const auto say = [&] {
+    std::cerr << "recording " << addresses.size() << " processes for " << options.seconds << " s\n"
+              << std::flush;
+  };
+  ASSIGN_OR_RETURN(const std::vector<ProcessTrace> traces,
+                   RecordTimeline(addresses, duration_ms, say));
   RETURN_IF_ERROR(WriteFile(options.out, traces));
   std::cout << options.out << ": " << FormatSummary(Summarize(traces))
             << "open it at https://ui.perfetto.dev\n";
@@ -185,11 +195,16 @@ void TraceOptions::Register(OptionParser& parser) {
       &addresses);
 }
 
-absl::StatusOr<std::vector<ProcessTrace>> RecordTimeline(const std::vector<std::string>& addresses,
-                                                         uint32_t duration_ms) {
+absl::StatusOr<std::vector<ProcessTrace>> RecordTimeline(
+    const std::vector<std::string>& addresses, uint32_t duration_ms,
+    const std::function<void()>& on_recording) {
+  std::atomic<size_t> waiting{addresses.size()};
+  const auto on_start = [&] {
+    if (waiting.fetch_sub(1) == 1 && on_recording) on_recording();
+  };
   std::vector<std::unique_ptr<Recording>> recordings;
   for (const std::string& address : addresses) {
-    recordings.push_back(std::make_unique<Recording>(address, duration_ms));
+    recordings.push_back(std::make_unique<Recording>(address, duration_ms, on_start));
   }
   std::vector<std::thread> threads;
   for (const auto& recording : recordings) {

@@ -3,6 +3,7 @@
 // `tandem trace`: records what all processes of a running server do for some seconds, and writes it
 // as one timeline.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,11 @@ struct TraceOptions {
 };
 
 // Records `addresses` at once for `duration_ms`. Of processes of other machines the clock is joined
-// with ours by the middle of a call. An error of one ends all; it names the address.
-absl::StatusOr<std::vector<ProcessTrace>> RecordTimeline(const std::vector<std::string>& addresses,
-                                                         uint32_t duration_ms);
+// with ours by the middle of a call. `on_recording` is called once all of them record, on some
+// thread. An error of one ends all; it names the address.
+absl::StatusOr<std::vector<ProcessTrace>> RecordTimeline(
+    const std::vector<std::string>& addresses, uint32_t duration_ms,
+    const std::function<void()>& on_recording = {});
 
 int RunTrace(const TraceOptions& options);
 

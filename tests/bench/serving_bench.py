@@ -68,14 +68,16 @@ def measure(server, port, streams):
 def traced_round(server, streams, seed):
     with tempfile.TemporaryDirectory() as directory:
         recording = subprocess.Popen([str(harness.BIN / "tandem"), "trace", "--seconds=60", f"--out={directory}/t",
-                                      f"--run-dir={server.run_directory()}"], stderr=subprocess.DEVNULL)
+                                      f"--run-dir={server.run_directory()}"], stderr=subprocess.PIPE, text=True)
         try:
+            assert "recording" in recording.stderr.readline()
             seconds = generate_all(server, streams, seed)
             assert recording.poll() is None, "the recording ended before the round"
             return seconds
         finally:
             recording.kill()
             recording.wait()
+            recording.stderr.close()
 
 
 def measure_trace(server, _port, streams):

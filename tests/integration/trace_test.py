@@ -156,16 +156,17 @@ class Trace(unittest.TestCase):
 
     def test_one_trace_at_a_time(self):
         first = subprocess.Popen([TANDEM, "trace", "--seconds=60", f"--out={self.out}", f"--run-dir={self.run_dir}"],
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            # Until the first one records, this one does.
-            second = self.until(lambda done: done.returncode != 0)
+            self.assertIn("recording 3 processes", first.stderr.readline())
+            second = trace("--seconds=0.001", f"--out={self.out}.other", f"--run-dir={self.run_dir}")
             self.assertEqual(second.returncode, 1)
             self.assertIn("already", second.stderr)
             self.assertIn(self.run_dir, second.stderr)
         finally:
             first.terminate()
             first.wait()
+            first.stderr.close()
         # Its recording ends with it.
         self.assertEqual(self.until(lambda done: done.returncode == 0).returncode, 0)
 

@@ -84,8 +84,10 @@ TEST_F(TraceCommandTest, GathersProcessesAndNumbersThoseOfOneName) {
   };
   const FakeProcess a(script);
   const FakeProcess b(script);
-  const auto traces = RecordTimeline({a.address(), b.address()}, 1);
+  int told = 0;
+  const auto traces = RecordTimeline({a.address(), b.address()}, 1, [&] { ++told; });
   ASSERT_TRUE(traces.ok()) << traces.status();
+  EXPECT_EQ(told, 1);
   ASSERT_EQ(traces->size(), 2u);
   EXPECT_EQ((*traces)[0].name, "expert_worker.0");
   EXPECT_EQ((*traces)[1].name, "expert_worker.1");

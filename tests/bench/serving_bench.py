@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "integra
 import harness  # noqa: E402 - found through the line above
 
 ROUNDS = 5
-TRACE_ROUNDS = 16
+TRACE_ROUNDS = 24
 TOKENS = 400
 
 
@@ -65,12 +65,24 @@ def measure(server, port, streams):
             **{key: statistics.median(row[key] for row in rounds[1:]) for key in rounds[0]}}
 
 
-def traced_round(server, streams, seed):
-    with tempfile.TemporaryDirectory() as directory:
+def start_recording(server, directory):
+    """The processes may not have noticed yet that the recording before has ended."""
+    deadline = time.monotonic() + 10
+    while True:
         recording = subprocess.Popen([str(harness.BIN / "tandem"), "trace", "--seconds=60", f"--out={directory}/t",
                                       f"--run-dir={server.run_directory()}"], stderr=subprocess.PIPE, text=True)
+        said = recording.stderr.readline()
+        if said.startswith("recording "):
+            return recording
+        recording.wait()
+        recording.stderr.close()
+        assert "already" in said and time.monotonic() < deadline, said
+
+
+def traced_round(server, streams, seed):
+    with tempfile.TemporaryDirectory() as directory:
+        recording = start_recording(server, directory)
         try:
-            assert "recording" in recording.stderr.readline()
             seconds = generate_all(server, streams, seed)
             assert recording.poll() is None, "the recording ended before the round"
             return seconds

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/base/status.h"
+#include "gpu_worker/backend_sim/sim_resident_experts.h"
 #include "gpu_worker/expert_link.h"
-#include "gpu_worker/resident_experts.h"
 
 namespace tandem::gpu {
 namespace {
@@ -32,35 +30,22 @@ SimResource ResourceOf(Stream stream) {
   return stream == Stream::kCompute ? SimResource::kCompute : SimResource::kCopy;
 }
 
-class SimResidentExperts final : public ResidentExperts {
- public:
-  SimResidentExperts(SimDevice& device, std::unique_ptr<ResidentExperts> inner)
-      : device_(device), inner_(std::move(inner)) {}
-
-  ResidentExperts* inner() const { return inner_.get(); }
-  int slots() const override { return inner_->slots(); }
-  uint64_t slot_bytes() const override { return inner_->slot_bytes(); }
-  absl::Status Write(int slot, int layer, const CanonicalExpert& expert) override {
-    const absl::Status status = inner_->Write(slot, layer, expert);
-    std::promise<void> copied;
-    device_.timeline.Post(SimResource::kCopy, [&] {
-      ChargeCopy(device_, device_.shape.expert_bytes());
-      copied.set_value();
-    });
-    copied.get_future().wait();
-    return status;
-  }
-
- private:
-  SimDevice& device_;
-  const std::unique_ptr<ResidentExperts> inner_;
-};
-
 }  // namespace
 
 SimBackend::~SimBackend() {
   device_.timeline.Drain(SimResource::kCompute);
   device_.timeline.Drain(SimResource::kCopy);
+}
+
+absl::StatusOr<std::unique_ptr<ResidentExperts>> SimBackend::MakeResidentExperts(
+    const ResidentShape& shape) {
+  return SimResidentExperts::Create(device_, tensors_, shape);
+}
+
+void SimBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
+  ResidentExpertsArgs inner = args;
+  inner.experts = &static_cast<SimResidentExperts*>(args.experts)->tensors();
+  Enqueue(&Backend::RunResidentExperts, inner);
 }
 
 void SimBackend::GraphBegin(const GraphKey& key) {
@@ -171,18 +156,6 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
     submission.deferred = args.deferred;
     args.link->Submit(submission, 0, 1);
   });
-}
-
-absl::StatusOr<std::unique_ptr<ResidentExperts>> SimBackend::MakeResidentExperts(
-    const ResidentShape& shape) {
-  ASSIGN_OR_RETURN(auto inner, tensors_.MakeResidentExperts(shape));
-  return std::make_unique<SimResidentExperts>(device_, std::move(inner));
-}
-
-void SimBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
-  ResidentExpertsArgs inner = args;
-  inner.experts = static_cast<SimResidentExperts*>(args.experts)->inner();
-  Enqueue(&Backend::RunResidentExperts, inner);
 }
 
 void SimBackend::ExpertWait(const ExpertWaitArgs& args) {

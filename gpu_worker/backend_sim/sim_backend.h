@@ -33,7 +33,8 @@ class SimBackend final : public Backend {
     return tensors_.LoadLinear(source);
   }
 
-  // Slots of the tensors' backend; writing one costs what a large expert costs on PCIe.
+  // The budget is of the described device, for experts of the described model. A slot's Write takes
+  // its bytes across PCIe beside the streams, as a copying thread of its own does.
   absl::StatusOr<std::unique_ptr<ResidentExperts>> MakeResidentExperts(
       const ResidentShape& shape) override;
 

@@ -74,6 +74,11 @@ class SimTimeline final : public Clock {
   // Wall mode: sleeps until the resource's time has come. What others may see of an op (a
   // submission, a reply) is shown after this.
   void Pace(SimResource resource);
+  // A thread that is none of the resources: wall mode sleeps until then, virtual mode does not
+  // wait.
+  void PaceThread(int64_t time_ns) const {
+    if (options_.mode == SimMode::kWall) SleepUntil(time_ns);
+  }
   // Any thread.
   int64_t TimeNs(SimResource resource) const { return queue(resource).now_ns.load(); }
   int64_t BusyNs(SimResource resource) const { return queue(resource).busy_ns.load(); }

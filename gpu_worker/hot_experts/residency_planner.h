@@ -39,7 +39,7 @@ class ResidencyPlanner {
     int layers = 0;
     int experts = 0;
     int slots = 0;
-    int max_in_flight = 4;
+    int max_in_flight = 8;
     // A swap that gains fewer picks within the counts' window is not worth reading an expert for.
     double min_gain_picks = 3;
   };

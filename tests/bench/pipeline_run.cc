@@ -90,6 +90,7 @@ absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(const Scenario&
   options.shape.context_offset = scenario.context_tokens;
   options.golden = ModelOptions(scenario);
   options.golden.pipeline = PipelineOf(policy);
+  options.golden.hot_experts_bytes = policy.hot_experts_bytes;
   run->plans_ = policy.policy == PipelinePolicy::kPlanner;
   ASSIGN_OR_RETURN(run->model_, gpu::SimulatedModel::Load(dir, options));
   if (scenario.prefill_rows == 0) RETURN_IF_ERROR(run->Start());

@@ -24,8 +24,9 @@ const char* NameOf(PipelinePolicy policy);
 
 struct PolicyOptions {
   PipelinePolicy policy = PipelinePolicy::kPlain;
-  gpu::DeferralLimits deferral;  // where the policy may defer
-  int measure_every = 1;         // steps with stamps
+  gpu::DeferralLimits deferral;    // where the policy may defer
+  int measure_every = 1;           // steps with stamps
+  uint64_t hot_experts_bytes = 0;  // of the described device
 };
 
 struct StepSample {
@@ -50,6 +51,7 @@ class PipelineRun {
   // Virtual steps until the planner has made up its mind; one, where it has nothing to choose.
   absl::Status WarmUp();
   void SetWall(double dilation);
+  gpu::GoldenModel& model() { return model_->model(); }
 
  private:
   explicit PipelineRun(const Scenario& scenario) : scenario_(scenario) {}

@@ -115,7 +115,7 @@ class HotExpertsTest : public ::testing::Test {
 
 TEST_F(HotExpertsTest, BusiestBecomeResidentBetweenTwoSteps) {
   Make();
-  EXPECT_EQ(hot_->counters().slots, 2U * kExperts + 4);
+  EXPECT_EQ(hot_->counters().slots, 2U * kExperts + 8);
   StepAndCopy({3, 6});
   StepAndCopy({3, 6});
   EXPECT_TRUE(Residents(0).empty()) << "the table changes between steps only";

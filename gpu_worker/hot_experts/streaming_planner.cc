@@ -1,0 +1,106 @@
+#include "gpu_worker/hot_experts/streaming_planner.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace tandem::gpu {
+namespace {
+
+constexpr double kShareOfSample = 0.25;
+constexpr int kTryDivisor = 8;  // of the experts, in the first step that streams
+
+}  // namespace
+
+void StreamingPlanner::Average::Add(double sample) {
+  value = known ? value + kShareOfSample * (sample - value) : sample;
+  known = true;
+}
+
+int StreamingPlanner::BucketOf(int rows) {
+  const auto width = std::bit_width(static_cast<unsigned>(std::max(rows, 1)));
+  return std::min(static_cast<int>(width) - 1, kBuckets - 1);
+}
+
+const StreamingPlanner::Bucket* StreamingPlanner::Nearest(int bucket,
+                                                          Average Bucket::*average) const {
+  for (int distance = 0; distance < kBuckets; ++distance) {
+    for (const int at : {bucket - distance, bucket + distance}) {
+      if (at < 0 || at >= kBuckets) continue;
+      if ((buckets_[static_cast<size_t>(at)].*average).known) {
+        return &buckets_[static_cast<size_t>(at)];
+      }
+    }
+  }
+  return nullptr;
+}
+
+double StreamingPlanner::Estimate(int bucket, Average Bucket::*average) const {
+  const Bucket* const nearest = Nearest(bucket, average);
+  if (nearest == nullptr) return 0;
+  const auto distance = bucket - static_cast<int>(nearest - buckets_.data());
+  return (nearest->*average).value * std::exp2(distance);
+}
+
+double StreamingPlanner::LayerNsOf(int bucket, int streamed) const {
+  const double k = streamed;
+  const double device = Estimate(bucket, &Bucket::shared) + k * Estimate(bucket, &Bucket::device);
+  const double workers = (options_.experts - k) * Estimate(bucket, &Bucket::experts);
+  return std::max(k * copy_.value, Estimate(bucket, &Bucket::before) + std::max(device, workers));
+}
+
+double StreamingPlanner::LayerNs(int rows, int streamed) const {
+  const int bucket = BucketOf(rows);
+  const bool known = Nearest(bucket, &Bucket::experts) != nullptr &&
+                     (streamed == 0 || (copy_.known && Nearest(bucket, &Bucket::device)));
+  return known ? LayerNsOf(bucket, streamed) : 0;
+}
+
+int StreamingPlanner::Best(int bucket) const {
+  const int most = std::min(options_.max_streamed, options_.experts);
+  int best = 0;
+  for (int k = 1; k <= most; ++k) {
+    if (LayerNsOf(bucket, k) < LayerNsOf(bucket, best)) best = k;
+  }
+  return best;
+}
+
+int StreamingPlanner::Choose(int rows) {
+  if (options_.max_streamed <= 0 || rows < options_.min_rows) return 0;
+  const int at = BucketOf(rows);
+  Bucket& bucket = buckets_[static_cast<size_t>(at)];
+  if (!bucket.experts.known) return 0;
+  const int most = std::min(options_.max_streamed, options_.experts);
+  if (!copy_.known) return std::clamp(options_.experts / kTryDivisor, 1, most);
+  if (!bucket.device.known) {
+    // Another number of rows has streamed: it tells whether this one is worth a try.
+    return Best(at) == 0 ? 0 : std::clamp(options_.experts / kTryDivisor, 1, most);
+  }
+  const int best = Best(at);
+  const double gain = LayerNsOf(at, bucket.chosen) / LayerNsOf(at, best) - 1;
+  if (gain > options_.min_gain) bucket.chosen = best;
+  return bucket.chosen;
+}
+
+void StreamingPlanner::Observe(const StreamingTimes& times) {
+  if (times.rows < options_.min_rows) return;
+  Bucket& bucket = buckets_[static_cast<size_t>(BucketOf(times.rows))];
+  bucket.before.Add(times.before_ns);
+  const int left = options_.experts - times.streamed;
+  if (left > 0) bucket.experts.Add(times.experts_ns / left);
+  if (times.streamed == 0) {
+    bucket.shared.Add(times.device_ns);
+    return;
+  }
+  copy_.Add(times.copy_ns / times.streamed);
+  bucket.device.Add(std::max(0.0, times.device_ns - bucket.shared.value) / times.streamed);
+}
+
+int StreamingPlanner::threshold_rows() const {
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    if (buckets_[static_cast<size_t>(bucket)].chosen > 0) return 1 << bucket;
+  }
+  return 0;
+}
+
+}  // namespace tandem::gpu

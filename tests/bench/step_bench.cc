@@ -1,8 +1,8 @@
-// What a decode step of the shipped model takes outside of its ops: validation, staging,
-// enqueueing, reading results. The experts run in process, so that no other process's time is in
-// it.
+// What a decode step of a model (the shipped one by default) takes outside of its ops: validation,
+// staging, enqueueing, reading results. The experts run in process, so that no other process's time
+// is in it.
 //
-//   step_bench [steps]     prints medians over the steps, for 1 and for 16 sequences
+//   step_bench [steps [model]]     prints medians over the steps, for 1 and for 16 sequences
 //
 // Every other step is traced (common/base/trace.h); `tracing` is what that adds outside of the ops.
 
@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "gpu_worker/resident_experts.h"
@@ -181,8 +182,9 @@ int Main(int argc, char** argv) {
     timed = made.get();
     return made;
   };
-  const auto dir = tandem::testing::SourceRoot() / "deploy/models/tandem-tiny";
-  auto model = GoldenModel::Load(dir.string(), options);
+  const std::string shipped =
+      (tandem::testing::SourceRoot() / "deploy/models/tandem-tiny").string();
+  auto model = GoldenModel::Load(argc > 2 ? argv[2] : shipped, options);
   if (!model.ok()) {
     std::fprintf(stderr, "%s\n", model.status().ToString().c_str());
     return 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "common/base/check.h"
@@ -45,7 +46,7 @@ absl::StatusOr<std::unique_ptr<ResidentExperts>> SimBackend::MakeResidentExperts
 void SimBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
   ResidentExpertsArgs inner = args;
   inner.experts = &static_cast<SimResidentExperts*>(args.experts)->tensors();
-  Enqueue(&Backend::RunResidentExperts, inner);
+  Enqueue<&Backend::RunResidentExperts>(inner);
 }
 
 void SimBackend::GraphBegin(const GraphKey& key) {
@@ -68,12 +69,12 @@ void SimBackend::Charge(const SimOpRecord& record) {
   device_.log.Add(record);
 }
 
-template <typename Args>
-void SimBackend::Enqueue(void (Backend::*op)(const Args&), const Args& args) {
-  device_.timeline.Post(SimResource::kCompute, [this, op, args, gap_ns = GapNs()] {
+template <auto kOp, typename Args>
+void SimBackend::Enqueue(const Args& args) {
+  device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
     const OpCost cost = CostOf(device_.shape, args);
     const SimMachine& machine = device_.machine;
-    (tensors_.*op)(args);
+    (tensors_.*kOp)(args);
     const int64_t work_ns =
         RoofNs(cost.bytes, machine.gpu_bandwidth_gbps, cost.flops, machine.gpu_tflops);
     Charge({.rows = CountOf(args), .duration_ns = gap_ns + work_ns});
@@ -99,12 +100,11 @@ void SimBackend::ChargeTransfer(PcieWay way, size_t bytes, int64_t gap_ns) {
 
 void SimBackend::CopyToDevice(void* device, const void* host, size_t bytes) {
   const auto* begin = static_cast<const unsigned char*>(host);
-  std::vector<unsigned char> staged(begin, begin + bytes);
-  device_.timeline.Post(SimResource::kCompute,
-                        [this, device, staged = std::move(staged), gap_ns = GapNs()] {
-                          tensors_.CopyToDevice(device, staged.data(), staged.size());
-                          ChargeTransfer(PcieWay::kToDevice, staged.size(), gap_ns);
-                        });
+  const auto staged = std::make_shared<const std::vector<unsigned char>>(begin, begin + bytes);
+  device_.timeline.Post(SimResource::kCompute, [this, device, staged, gap_ns = GapNs()] {
+    tensors_.CopyToDevice(device, staged->data(), staged->size());
+    ChargeTransfer(PcieWay::kToDevice, staged->size(), gap_ns);
+  });
 }
 
 void SimBackend::CopyToHost(void* host, const void* device, size_t bytes) {

@@ -51,32 +51,32 @@ class SimBackend final : public Backend {
   // bandwidth of PCIe. `host` must stay as it is until the copy is done.
   void CopyInBackground(void* device, const void* host, size_t bytes, double charged_bytes);
 
-  void Embed(const EmbedArgs& args) override { Enqueue(&Backend::Embed, args); }
-  void RmsNorm(const RmsNormArgs& args) override { Enqueue(&Backend::RmsNorm, args); }
-  void Linear(const LinearArgs& args) override { Enqueue(&Backend::Linear, args); }
-  void HeadLinear(const HeadLinearArgs& args) override { Enqueue(&Backend::HeadLinear, args); }
-  void RopeAngles(const RopeAnglesArgs& args) override { Enqueue(&Backend::RopeAngles, args); }
-  void Rope(const RopeArgs& args) override { Enqueue(&Backend::Rope, args); }
-  void CacheWrite(const CacheWriteArgs& args) override { Enqueue(&Backend::CacheWrite, args); }
-  void Attention(const AttentionArgs& args) override { Enqueue(&Backend::Attention, args); }
+  void Embed(const EmbedArgs& args) override { Enqueue<&Backend::Embed>(args); }
+  void RmsNorm(const RmsNormArgs& args) override { Enqueue<&Backend::RmsNorm>(args); }
+  void Linear(const LinearArgs& args) override { Enqueue<&Backend::Linear>(args); }
+  void HeadLinear(const HeadLinearArgs& args) override { Enqueue<&Backend::HeadLinear>(args); }
+  void RopeAngles(const RopeAnglesArgs& args) override { Enqueue<&Backend::RopeAngles>(args); }
+  void Rope(const RopeArgs& args) override { Enqueue<&Backend::Rope>(args); }
+  void CacheWrite(const CacheWriteArgs& args) override { Enqueue<&Backend::CacheWrite>(args); }
+  void Attention(const AttentionArgs& args) override { Enqueue<&Backend::Attention>(args); }
   void LatentAttention(const LatentAttentionArgs& args) override {
-    Enqueue(&Backend::LatentAttention, args);
+    Enqueue<&Backend::LatentAttention>(args);
   }
-  void SiluMul(const SiluMulArgs& args) override { Enqueue(&Backend::SiluMul, args); }
-  void Add(const AddArgs& args) override { Enqueue(&Backend::Add, args); }
-  void Router(const RouterArgs& args) override { Enqueue(&Backend::Router, args); }
-  void SplitPicks(const SplitPicksArgs& args) override { Enqueue(&Backend::SplitPicks, args); }
+  void SiluMul(const SiluMulArgs& args) override { Enqueue<&Backend::SiluMul>(args); }
+  void Add(const AddArgs& args) override { Enqueue<&Backend::Add>(args); }
+  void Router(const RouterArgs& args) override { Enqueue<&Backend::Router>(args); }
+  void SplitPicks(const SplitPicksArgs& args) override { Enqueue<&Backend::SplitPicks>(args); }
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
   void RunResidentExperts(const ResidentExpertsArgs& args) override;
-  void GatherRows(const GatherRowsArgs& args) override { Enqueue(&Backend::GatherRows, args); }
-  void Sample(const SampleArgs& args) override { Enqueue(&Backend::Sample, args); }
-  void Logprobs(const LogprobsArgs& args) override { Enqueue(&Backend::Logprobs, args); }
-  void CopyBlocks(const BlockCopyArgs& args) override { Enqueue(&Backend::CopyBlocks, args); }
+  void GatherRows(const GatherRowsArgs& args) override { Enqueue<&Backend::GatherRows>(args); }
+  void Sample(const SampleArgs& args) override { Enqueue<&Backend::Sample>(args); }
+  void Logprobs(const LogprobsArgs& args) override { Enqueue<&Backend::Logprobs>(args); }
+  void CopyBlocks(const BlockCopyArgs& args) override { Enqueue<&Backend::CopyBlocks>(args); }
 
  private:
-  template <typename Args>
-  void Enqueue(void (Backend::*op)(const Args&), const Args& args);
+  template <auto kOp, typename Args>
+  void Enqueue(const Args& args);
   int64_t GapNs() const;
   // On the compute stream.
   void Charge(const SimOpRecord& record);

@@ -20,21 +20,26 @@ void Pipeline::Enqueue(const StepInputs& inputs, ExpertLink* link) {
   TANDEM_DCHECK(inputs.lanes >= 1 && inputs.lanes <= kMaxLanes);
   std::array<Lane, kMaxLanes> all{MakeLane(inputs, link, 0), MakeLane(inputs, link, 1)};
   const std::span<Lane> lanes(all.data(), static_cast<size_t>(inputs.lanes));
-  for (const Lane& lane : lanes) EnqueueEmbedding(lane, inputs);
   const auto layers = static_cast<int>(parts_.spec.layers.size());
-  int moe_layers = 0;
-  for (int layer = 0; layer < layers; ++layer) {
-    const int moe_layer = parts_.spec.layers[static_cast<size_t>(layer)].moe ? moe_layers++ : -1;
-    for (Lane& lane : lanes) {
-      FinishLayer(lane);
-      Tap(lane, layer);
-      BeginLayer(lane, layer, moe_layer);
-    }
+  // Up to its first submission a lane keeps the experts idle: the first lane gets there at once.
+  const int first_moe = parts_.picks.empty() ? layers - 1 : parts_.picks.front().layer;
+  for (Lane& lane : lanes) {
+    EnqueueEmbedding(lane, inputs);
+    for (int layer = 0; layer <= first_moe; ++layer) NextLayer(lane, layer);
+  }
+  for (int layer = first_moe + 1; layer < layers; ++layer) {
+    for (Lane& lane : lanes) NextLayer(lane, layer);
   }
   for (Lane& lane : lanes) {
     FinishLayer(lane);
     Tap(lane, layers);
   }
+}
+
+void Pipeline::NextLayer(Lane& lane, int layer) {
+  FinishLayer(lane);
+  Tap(lane, layer);
+  BeginLayer(lane, layer);
 }
 
 Pipeline::Lane Pipeline::MakeLane(const StepInputs& inputs, ExpertLink* link, int index) const {
@@ -71,8 +76,9 @@ void Pipeline::EnqueueEmbedding(const Lane& lane, const StepInputs& inputs) {
                            .out = step.act.angles});
 }
 
-void Pipeline::BeginLayer(Lane& lane, int layer, int moe_layer) {
+void Pipeline::BeginLayer(Lane& lane, int layer) {
   const StepContext& step = lane.step;
+  const int moe_layer = parts_.spec.layers[static_cast<size_t>(layer)].moe ? lane.moe_layers++ : -1;
   const LayerWeights& weights = parts_.weights.layers[static_cast<size_t>(layer)];
   LayerStamps* stamps = lane.stamps == nullptr || moe_layer < 0 ? nullptr : lane.stamps + moe_layer;
   if (stamps != nullptr) step.backend.Stamp(&stamps->begin);

@@ -100,12 +100,14 @@ class Pipeline {
     const uint16_t* slot_of_expert = nullptr;  // [MoE layers, experts]
     LayerStamps* stamps = nullptr;             // [MoE layers]
     bool traced = false;
-    int open = -1;  // MoE layer (its index in `picks`) that FinishLayer is due for
+    int moe_layers = 0;  // begun
+    int open = -1;       // MoE layer (its index in `picks`) that FinishLayer is due for
   };
 
   Lane MakeLane(const StepInputs& inputs, ExpertLink* link, int index) const;
   void EnqueueEmbedding(const Lane& lane, const StepInputs& inputs);
-  void BeginLayer(Lane& lane, int layer, int moe_layer);
+  void NextLayer(Lane& lane, int layer);
+  void BeginLayer(Lane& lane, int layer);
   void FinishLayer(Lane& lane);
   void Tap(const Lane& lane, int layer);
 

@@ -41,7 +41,7 @@ struct Flags {
   int dilation = 20;
   int max_deferred = 4;
   double max_deferred_mass = 1;
-  int measure_every = 1;
+  int measure_every = 16;  // a stamp is a launch
 };
 
 bool Matches(const std::vector<std::string>& wanted, const std::string& name, bool part) {

@@ -11,7 +11,7 @@ constexpr int kStreams[] = {1, 2, 4, 8};
 constexpr int kContextTokens = 4096;
 constexpr int kPrefillRows = 2048;
 // A prefill step of all layers of a large model takes seconds; its layers are alike.
-constexpr int kPrefillLayers = 8;
+constexpr int kPrefillLayers = 16;
 
 // Device and experts busy 28 % and 74 % of a step of DeepSeek-V3 in BF16 without deferral
 // (KTransformers, SOSP 2025, ablation).

@@ -24,6 +24,7 @@ namespace tandem::gpu {
 
 class ExpertLink;       // gpu_worker/expert_link.h
 class ResidentExperts;  // gpu_worker/resident_experts.h
+class ExpertWeightSource;
 struct ResidentShape;
 
 enum class Stream : uint8_t { kCompute, kCopy };
@@ -287,6 +288,20 @@ struct ResidentExpertsArgs {
   Matrix out;
 };
 
+// Copies experts of one layer into the slots from `first_slot` on, on the copy stream. Never in a
+// graph: what is copied is the host's choice of the step. A source that cannot be read is an error
+// of the next Synchronize.
+struct StreamExpertsArgs {
+  ResidentExperts* experts = nullptr;
+  ExpertWeightSource* source = nullptr;
+  int layer = 0;  // of the model
+  int first_slot = 0;
+  const uint16_t* ids = nullptr;  // host [count]; read before the call returns
+  int count = 0;
+  int64_t* begin_ns = nullptr;  // the device's time before and after the copies
+  int64_t* end_ns = nullptr;
+};
+
 struct GatherRowsArgs {
   Rows rows;  // of the output
   ConstMatrix x;
@@ -400,6 +415,7 @@ class Backend {
   virtual void SplitPicks(const SplitPicksArgs& args) = 0;
   virtual void ExpertSubmit(const ExpertSubmitArgs& args) = 0;
   virtual void ExpertWait(const ExpertWaitArgs& args) = 0;
+  virtual void StreamExperts(const StreamExpertsArgs& args) = 0;
   virtual void RunResidentExperts(const ResidentExpertsArgs& args) = 0;
   virtual void GatherRows(const GatherRowsArgs& args) = 0;
   virtual void Sample(const SampleArgs& args) = 0;

@@ -15,6 +15,8 @@
 
 namespace tandem::gpu {
 
+class ExpertStream;  // gpu_worker/hot_experts/expert_stream.h
+
 // The device's time at the corners of one MoE layer of one lane, ns.
 struct LayerStamps {
   int64_t begin = 0;      // of the layer
@@ -47,6 +49,7 @@ struct StepContext {
   const DeferralLimits* limits = nullptr;  // device; null: no pick is deferred
   const uint8_t* may_defer = nullptr;      // device [rows]
   ResidentExperts* residents = nullptr;    // null: no expert is ever resident
+  ExpertStream* stream = nullptr;          // null: the step streams no experts
 };
 
 void EnqueueLinear(const StepContext& step, const LinearLayer& layer, ConstMatrix x, Matrix y);

@@ -1,3 +1,4 @@
+#include "gpu_worker/hot_experts/expert_stream.h"
 #include "gpu_worker/layers.h"
 
 namespace tandem::gpu {
@@ -53,6 +54,7 @@ void EnqueueSplit(const StepContext& step, const RouterPicks& picks) {
 // Enqueued whoever is resident at the time: a graph does not change with residency.
 void EnqueueResidents(const StepContext& step, const RouterPicks& picks) {
   if (step.residents == nullptr) return;
+  if (step.stream != nullptr) step.stream->WaitForLayer();
   step.backend.RunResidentExperts({.rows = step.rows,
                                    .experts = step.residents,
                                    .layer = picks.layer,

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "common/base/check.h"
+#include "gpu_worker/hot_experts/expert_stream.h"
 
 namespace tandem::gpu {
 namespace {
@@ -23,12 +24,19 @@ void Pipeline::Enqueue(const StepInputs& inputs, ExpertLink* link) {
   const auto layers = static_cast<int>(parts_.spec.layers.size());
   // Up to its first submission a lane keeps the experts idle: the first lane gets there at once.
   const int first_moe = parts_.picks.empty() ? layers - 1 : parts_.picks.front().layer;
+  const auto streams = [&](int layer) {
+    return inputs.stream != nullptr && parts_.spec.layers[static_cast<size_t>(layer)].moe;
+  };
+  if (streams(first_moe)) inputs.stream->BeginLayer(0);
   for (Lane& lane : lanes) {
     EnqueueEmbedding(lane, inputs);
     for (int layer = 0; layer <= first_moe; ++layer) NextLayer(lane, layer);
   }
+  if (streams(first_moe)) inputs.stream->EndLayer();
   for (int layer = first_moe + 1; layer < layers; ++layer) {
+    if (streams(layer)) inputs.stream->BeginLayer(lanes[0].moe_layers);
     for (Lane& lane : lanes) NextLayer(lane, layer);
+    if (streams(layer)) inputs.stream->EndLayer();
   }
   for (Lane& lane : lanes) {
     FinishLayer(lane);
@@ -55,7 +63,8 @@ Pipeline::Lane Pipeline::MakeLane(const StepInputs& inputs, ExpertLink* link, in
                    .limits = inputs.limits,
                    .may_defer =
                        inputs.may_defer == nullptr ? nullptr : inputs.may_defer + rows.first_row,
-                   .residents = inputs.residents.experts},
+                   .residents = inputs.residents.experts,
+                   .stream = inputs.stream},
           .first_row = rows.first_row,
           .slot_of_expert = inputs.residents.slot_of_expert,
           .stamps = inputs.stamps == nullptr ? nullptr : inputs.stamps + stamps,

@@ -68,6 +68,7 @@ struct StepInputs {
   const DeferralLimits* limits = nullptr;  // null: the model's picks are not deferred
   const uint8_t* may_defer = nullptr;      // [rows]
   Residents residents;                     // none, or what hot experts are where
+  ExpertStream* stream = nullptr;          // null: no experts are streamed
   LayerStamps* stamps = nullptr;           // [kMaxLanes, MoE layers]; null: not measured
   bool traced = false;                     // all stamps are wanted
 };

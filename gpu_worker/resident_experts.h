@@ -4,9 +4,8 @@
 // makes them (Backend::MakeResidentExperts) and computes with them (Backend::RunResidentExperts);
 // which expert lies in which slot is device memory that changes between steps (hot_experts/).
 //
-// Thread safety: Write is called by one thread at a time, which need not be the enqueuing one, and
-// at any time; the rest is constant. Ownership: slots live in the backend's memory, which must
-// outlive them.
+// Thread safety: Write by any thread at any time, a slot by one at a time; the rest is constant.
+// Ownership: slots live in the backend's memory, which must outlive them.
 
 #include <cstdint>
 #include <vector>
@@ -41,6 +40,16 @@ class ResidentExperts {
   // Returns when the expert is in the slot. REQUIRES: no op that was enqueued reads the slot, nor
   // any that is enqueued before Write has returned; `expert` is of the layer's format and shape.
   virtual absl::Status Write(int slot, int layer, const CanonicalExpert& expert) = 0;
+};
+
+// Where copies of routed experts come from: this process's own store, or those of expert workers.
+class ExpertWeightSource {
+ public:
+  virtual ~ExpertWeightSource() = default;
+
+  // An expert of a layer of the model, in canonical form; `out` is overwritten, its memory reused.
+  // Any thread. UNAVAILABLE while a worker that holds a part of it is lost.
+  virtual absl::Status Read(int layer, int expert, CanonicalExpert* out) = 0;
 };
 
 // What a step reads: the slots, and where each expert lies.

@@ -130,7 +130,10 @@ void StepRunner::Run(const Step& step, StepResult& result) {
   } else {
     Commit(step, result);
     if (plan_.rows() > 0) pipeline_->Observe(plan_, buffers_, forward_ns);
-    if (plan_.rows() > 0 && hot_ != nullptr) CountPicks();
+    if (plan_.rows() > 0 && hot_ != nullptr) {
+      CountPicks();
+      ObserveStream();
+    }
     if (plan_.rows() > 0) pipeline_->Report(step.target_us(), *result.mutable_timing());
     if (plan_.rows() > 0 && pipeline_->traced()) TraceStep(step);
   }
@@ -171,6 +174,8 @@ absl::Status StepRunner::Forward() {
   }
   pipeline_->Choose(plan_, buffers_);
   if (hot_ != nullptr) hot_->BeginStep();
+  const bool may_stream = hot_ != nullptr && !plan_.is_decode();
+  stream_ = may_stream ? hot_->BeginStream(plan_.rows()) : nullptr;
   plan_.Upload(backend_, buffers_);
   pipeline_->Upload(backend_, buffers_);
   ++forwards_;
@@ -193,6 +198,8 @@ void StepRunner::Enqueue() {
   if (decode) backend_.GraphBegin(key);
   StepInputs inputs = pipeline_->Inputs(buffers_);
   if (hot_ != nullptr) inputs.residents = hot_->residents();
+  if (stream_ != nullptr) inputs.residents = stream_->residents();
+  inputs.stream = stream_;
   inputs.place = {.positions = buffers_.positions.device(),
                   .sequence = buffers_.row_sequence.device(),
                   .block_table = buffers_.block_table.device(),
@@ -263,6 +270,7 @@ void StepRunner::Download() {
     backend_.CopyToHost(picks_[i].data(), layers[i].ids, picks * sizeof(uint16_t));
   }
   pipeline_->Download(backend_, buffers_, plan_);
+  if (stream_ != nullptr) stream_->Download();
 }
 
 void StepRunner::CountPicks() {
@@ -275,6 +283,17 @@ void StepRunner::CountPicks() {
     }
   }
   hot_->EndStep();
+}
+
+void StepRunner::ObserveStream() {
+  const StepTimes& times = pipeline_->times();
+  if (plan_.is_decode() || !times.measured) return;
+  const auto layers = static_cast<double>(picks_.size());
+  hot_->ObserveStream({.rows = plan_.rows(),
+                       .before_ns = static_cast<double>(times.before_ns) / layers,
+                       .device_ns = static_cast<double>(times.beside_ns) / layers,
+                       .experts_ns = static_cast<double>(times.experts_ns) / layers,
+                       .overlaps = LanesOf(pipeline_->choice().policy) > 1});
 }
 
 bool StepRunner::IsFinite(const PlannedSequence& planned) const {

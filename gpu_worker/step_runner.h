@@ -90,6 +90,7 @@ class StepRunner {
   void EnqueuePromptLogprobs();
   void Download();
   void CountPicks();
+  void ObserveStream();
   bool IsFinite(const PlannedSequence& planned) const;
   void Commit(const worker::v1::Step& step, worker::v1::StepResult& result);
   void TraceStep(const worker::v1::Step& step);
@@ -106,6 +107,7 @@ class StepRunner {
   std::unique_ptr<TokenCounts> counts_;
   ExpertLink* link_ = nullptr;
   HotExperts* hot_ = nullptr;
+  ExpertStream* stream_ = nullptr;  // of the step in progress
   uint64_t epoch_ = 0;
   uint64_t forwards_ = 0;
   SequenceTable table_;

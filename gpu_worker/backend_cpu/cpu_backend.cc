@@ -72,6 +72,7 @@ absl::Status CpuBackend::Synchronize() {
   LinkError first = LinkError::kNone;
   for (size_t i = 0; i < link_count_ && first == LinkError::kNone; ++i) first = links_[i]->error();
   link_count_ = 0;
+  if (!stream_error_.ok()) return std::exchange(stream_error_, absl::OkStatus());
   return LinkStatus(first);
 }
 
@@ -130,6 +131,16 @@ void CpuBackend::SiluMul(const SiluMulArgs& args) { cpu::SiluMul(context_, args)
 void CpuBackend::Add(const AddArgs& args) { cpu::Add(context_, args); }
 void CpuBackend::Router(const RouterArgs& args) { cpu::Router(context_, args); }
 void CpuBackend::SplitPicks(const SplitPicksArgs& args) { cpu::SplitPicks(context_, args); }
+void CpuBackend::StreamExperts(const StreamExpertsArgs& args) {
+  Stamp(args.begin_ns);
+  for (int i = 0; i < args.count && stream_error_.ok(); ++i) {
+    absl::Status status = args.source->Read(args.layer, args.ids[i], &streamed_);
+    if (status.ok()) status = args.experts->Write(args.first_slot + i, args.layer, streamed_);
+    if (!status.ok()) stream_error_ = std::move(status);
+  }
+  Stamp(args.end_ns);
+}
+
 void CpuBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
   cpu::RunResidentExperts(context_, args);
 }

@@ -21,6 +21,7 @@
 #include "gpu_worker/backend.h"
 #include "gpu_worker/backend_cpu/memory.h"
 #include "gpu_worker/backend_cpu/op_context.h"
+#include "gpu_worker/resident_experts.h"
 
 namespace tandem::gpu {
 
@@ -75,6 +76,7 @@ class CpuBackend : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override;
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void StreamExperts(const StreamExpertsArgs& args) override;
   void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override;
   void Sample(const SampleArgs& args) override;
@@ -89,6 +91,9 @@ class CpuBackend : public Backend {
   // Links used since the last Synchronize.
   std::array<ExpertLink*, kMaxLinks> links_{};
   size_t link_count_ = 0;
+  // Of StreamExperts.
+  CanonicalExpert streamed_;
+  absl::Status stream_error_;  // the first since the last Synchronize
 };
 
 }  // namespace tandem::gpu

@@ -43,6 +43,21 @@ absl::StatusOr<std::unique_ptr<ResidentExperts>> SimBackend::MakeResidentExperts
   return SimResidentExperts::Create(device_, tensors_, shape);
 }
 
+void SimBackend::StreamExperts(const StreamExpertsArgs& args) {
+  const std::vector<uint16_t> ids(args.ids, args.ids + args.count);
+  device_.timeline.Post(SimResource::kCopy, [this, args, ids] {
+    StreamExpertsArgs inner = args;
+    inner.experts = &static_cast<SimResidentExperts*>(args.experts)->tensors();
+    inner.ids = ids.data();
+    *args.begin_ns = device_.timeline.TimeNs(SimResource::kCopy);
+    int64_t ignored = 0;
+    inner.begin_ns = inner.end_ns = &ignored;
+    tensors_.StreamExperts(inner);
+    ChargeCopy(device_, device_.shape.expert_bytes() * args.count);
+    *args.end_ns = device_.timeline.TimeNs(SimResource::kCopy);
+  });
+}
+
 void SimBackend::RunResidentExperts(const ResidentExpertsArgs& args) {
   ResidentExpertsArgs inner = args;
   inner.experts = &static_cast<SimResidentExperts*>(args.experts)->tensors();

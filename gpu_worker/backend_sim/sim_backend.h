@@ -68,6 +68,7 @@ class SimBackend final : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override { Enqueue<&Backend::SplitPicks>(args); }
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void StreamExperts(const StreamExpertsArgs& args) override;
   void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override { Enqueue<&Backend::GatherRows>(args); }
   void Sample(const SampleArgs& args) override { Enqueue<&Backend::Sample>(args); }

@@ -28,6 +28,13 @@ HotPolicy::Options WithShape(HotPolicy::Options options, const HotExpertsOptions
   return options;
 }
 
+// Slots of the ring: a layer slot holds all experts of a layer, or what half of the slots allow.
+int RingSlots(const HotExpertsOptions& options, int slots) {
+  if (!options.stream_prompts) return 0;
+  return ExpertStream::kRingLayers *
+         std::min(options.experts, slots / 2 / ExpertStream::kRingLayers);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HotExperts>> HotExperts::Create(Backend& backend,
@@ -37,7 +44,8 @@ absl::StatusOr<std::unique_ptr<HotExperts>> HotExperts::Create(Backend& backend,
   const auto layers = static_cast<int>(options.moe_layers.size());
   // All experts, and slots to move them by; an id above would be the sentinel.
   const int most = layers * options.experts + options.policy.planner.max_in_flight;
-  shape.max_slots = std::min<int>(most, kNoExpert - 1);
+  const int ring = options.stream_prompts ? ExpertStream::kRingLayers * options.experts : 0;
+  shape.max_slots = std::min<int>(most + ring, kNoExpert - 1);
   ASSIGN_OR_RETURN(std::unique_ptr<ResidentExperts> experts, backend.MakeResidentExperts(shape));
   if (experts->slots() < 2) {
     return absl::FailedPreconditionError(
@@ -46,6 +54,7 @@ absl::StatusOr<std::unique_ptr<HotExperts>> HotExperts::Create(Backend& backend,
   }
   std::unique_ptr<HotExperts> hot(new HotExperts(backend, source, options, std::move(experts)));
   RETURN_IF_ERROR(hot->MakeTable());
+  RETURN_IF_ERROR(hot->MakeStream());
   hot->RestoreCounts();
   hot->copier_ = std::thread([raw = hot.get()] { raw->CopierMain(); });
   return hot;
@@ -57,7 +66,8 @@ HotExperts::HotExperts(Backend& backend, ExpertWeightSource& source,
       source_(source),
       options_(options),
       experts_(std::move(experts)),
-      policy_(WithShape(options.policy, options, experts_->slots())),
+      policy_(WithShape(options.policy, options,
+                        experts_->slots() - RingSlots(options, experts_->slots()))),
       snapshot_({.layers = policy_.counts().layers(), .experts = options.experts}) {
   const auto most = static_cast<size_t>(options.policy.planner.max_in_flight);
   planned_.reserve(most);
@@ -85,6 +95,30 @@ absl::Status HotExperts::MakeTable() {
   backend_.CopyToDevice(device, table_.data(), bytes);
   residents_ = {.experts = experts_.get(), .slot_of_expert = static_cast<const uint16_t*>(device)};
   return backend_.Synchronize();
+}
+
+absl::Status HotExperts::MakeStream() {
+  const int ring = RingSlots(options_, experts_->slots());
+  if (ring == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(stream_, ExpertStream::Create(backend_, *experts_, source_,
+                                                 {.experts = options_.experts,
+                                                  .moe_layers = options_.moe_layers,
+                                                  .first_slot = experts_->slots() - ring,
+                                                  .layer_slots = ring / ExpertStream::kRingLayers,
+                                                  .fixed = options_.fixed_streamed}));
+  return absl::OkStatus();
+}
+
+ExpertStream* HotExperts::BeginStream(int rows) {
+  if (stream_ == nullptr || !stream_->Begin(rows, table_, policy_.counts())) return nullptr;
+  return stream_.get();
+}
+
+void HotExperts::ObserveStream(const StreamingTimes& times) {
+  if (stream_ == nullptr) return;
+  stream_->Observe(times);
+  streamed_.fetch_add(static_cast<uint64_t>(stream_->streamed()) * options_.moe_layers.size(),
+                      std::memory_order_relaxed);
 }
 
 void HotExperts::RestoreCounts() {
@@ -213,7 +247,8 @@ HotExperts::Counters HotExperts::counters() const {
           .resident_experts = resident,
           .resident_bytes = resident * experts_->slot_bytes(),
           .slots = static_cast<uint64_t>(experts_->slots()),
-          .capacity_bytes = static_cast<uint64_t>(experts_->slots()) * experts_->slot_bytes()};
+          .capacity_bytes = static_cast<uint64_t>(experts_->slots()) * experts_->slot_bytes(),
+          .streamed_experts = streamed_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace tandem::gpu

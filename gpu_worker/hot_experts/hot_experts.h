@@ -30,7 +30,7 @@
 
 #include "absl/status/statusor.h"
 #include "gpu_worker/backend.h"
-#include "gpu_worker/hot_experts/expert_weight_source.h"
+#include "gpu_worker/hot_experts/expert_stream.h"
 #include "gpu_worker/hot_experts/hot_policy.h"
 #include "gpu_worker/resident_experts.h"
 
@@ -40,6 +40,8 @@ struct HotExpertsOptions {
   uint64_t model_hash = 0;
   int experts = 0;              // a layer
   std::vector<int> moe_layers;  // layers of the model that have routed experts, ascending
+  bool stream_prompts = false;  // prefill streaming (expert_stream.h), if the slots allow it
+  int fixed_streamed = -1;      // experts a layer, for comparison; -1: as measured
   std::string state_dir;        // empty: counts are lost with the process
   HotPolicy::Options policy;    // its shape is filled in
 };
@@ -60,6 +62,7 @@ class HotExperts {
     uint64_t resident_bytes = 0;
     uint64_t slots = 0;
     uint64_t capacity_bytes = 0;  // of the slots
+    uint64_t streamed_experts = 0;
   };
 
   // Slots for as many experts as shape.budget_bytes hold (max_slots is chosen here). Errors: the
@@ -78,6 +81,11 @@ class HotExperts {
   static int CountedStride(int rows) { return (rows + kCountedRows - 1) / kCountedRows; }
 
   const Residents& residents() const { return residents_; }
+
+  // Of a step with prompt rows, after BeginStep: what it streams; null: nothing.
+  ExpertStream* BeginStream(int rows);
+  // Of such a step, if it ended well.
+  void ObserveStream(const StreamingTimes& times);
   Counters counters() const;
 
   // For tests: returns when every copy that was begun has ended.
@@ -92,6 +100,7 @@ class HotExperts {
   HotExperts(Backend& backend, ExpertWeightSource& source, const HotExpertsOptions& options,
              std::unique_ptr<ResidentExperts> experts);
   absl::Status MakeTable();
+  absl::Status MakeStream();
   void RestoreCounts();
   void SaveCounts(const ExpertCounts& counts) const;
   void Apply(const Copy& copy);
@@ -104,6 +113,7 @@ class HotExperts {
   const HotExpertsOptions options_;
   const std::unique_ptr<ResidentExperts> experts_;
   HotPolicy policy_;
+  std::unique_ptr<ExpertStream> stream_;  // null: prompts are not streamed
   Residents residents_;
   std::vector<uint16_t> table_;       // [MoE layers, experts]: what the device has, or is to have
   std::vector<uint8_t> table_dirty_;  // by MoE layer
@@ -125,6 +135,7 @@ class HotExperts {
   std::atomic<uint64_t> migrations_{0};
   std::atomic<uint64_t> failed_copies_{0};
   std::atomic<uint64_t> resident_{0};
+  std::atomic<uint64_t> streamed_{0};
   std::thread copier_;
 };
 

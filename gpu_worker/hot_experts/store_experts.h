@@ -6,7 +6,7 @@
 // A worker's store is dropped when the worker is lost, so that its memory can be freed (it may be
 // loading again), and comes back with its new link. A copy in progress keeps what it reads.
 //
-// Thread safety: Read by one thread at a time, the rest by any. Ownership: stores are shared with
+// Thread safety: any thread. Ownership: stores are shared with
 // the copy in progress. Errors: FAILED_PRECONDITION for a descriptor that is not the wanted store
 // (another model, share or layout, or not sealed).
 
@@ -17,7 +17,6 @@
 #include "absl/status/status.h"
 #include "expert_worker/engine/store_manifest.h"
 #include "expert_worker/engine/weight_store.h"
-#include "gpu_worker/hot_experts/expert_weight_source.h"
 #include "gpu_worker/resident_experts.h"
 
 namespace tandem::gpu {

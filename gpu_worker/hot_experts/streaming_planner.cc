@@ -46,7 +46,11 @@ double StreamingPlanner::LayerNsOf(int bucket, int streamed) const {
   const double k = streamed;
   const double device = Estimate(bucket, &Bucket::shared) + k * Estimate(bucket, &Bucket::device);
   const double workers = (options_.experts - k) * Estimate(bucket, &Bucket::experts);
-  return std::max(k * copy_.value, Estimate(bucket, &Bucket::before) + std::max(device, workers));
+  const double before = Estimate(bucket, &Bucket::before);
+  const double computing = buckets_[static_cast<size_t>(bucket)].overlaps
+                               ? std::max(before + device, workers)
+                               : before + std::max(device, workers);
+  return std::max(k * copy_.value, computing);
 }
 
 double StreamingPlanner::LayerNs(int rows, int streamed) const {
@@ -67,6 +71,7 @@ int StreamingPlanner::Best(int bucket) const {
 
 int StreamingPlanner::Choose(int rows) {
   if (options_.max_streamed <= 0 || rows < options_.min_rows) return 0;
+  if (options_.fixed >= 0) return std::min(options_.fixed, options_.max_streamed);
   const int at = BucketOf(rows);
   Bucket& bucket = buckets_[static_cast<size_t>(at)];
   if (!bucket.experts.known) return 0;
@@ -85,6 +90,7 @@ int StreamingPlanner::Choose(int rows) {
 void StreamingPlanner::Observe(const StreamingTimes& times) {
   if (times.rows < options_.min_rows) return;
   Bucket& bucket = buckets_[static_cast<size_t>(BucketOf(times.rows))];
+  bucket.overlaps = times.overlaps;
   bucket.before.Add(times.before_ns);
   const int left = options_.experts - times.streamed;
   if (left > 0) bucket.experts.Add(times.experts_ns / left);

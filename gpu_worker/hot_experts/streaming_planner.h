@@ -3,7 +3,8 @@
 // How many of a layer's experts a prefill step streams to the device. A layer with k streamed ones
 // takes
 //
-//   max(k * copy, before + max(shared + k * device, base + (E - k) * cpu))
+//   max(k * copy, before + max(shared + k * device, (E - k) * workers))     with one lane
+//   max(k * copy, before + shared + k * device, (E - k) * workers)          with two
 //
 // where `copy` runs under the layer before, `before` is attention and router, and E are the experts
 // that are not resident. Copies take the same time for any rows; the rest is measured apart for
@@ -28,6 +29,7 @@ struct StreamingTimes {
   double before_ns = 0;   // from the layer's start until its rows are routed
   double device_ns = 0;   // shared, resident and streamed experts on the device
   double experts_ns = 0;  // the workers', from taking the rows up to the answer
+  bool overlaps = false;  // two lanes: attention of one runs under the experts of the other
   double copy_ns = 0;     // of the streamed experts; 0 where nothing was streamed
 };
 
@@ -38,6 +40,7 @@ class StreamingPlanner {
     int max_streamed = 0;  // that a layer slot holds
     int min_rows = 32;     // below that a step is left alone
     double min_gain = 0.03;
+    int fixed = -1;  // always so many, for comparison; -1: as measured
   };
 
   explicit StreamingPlanner(const Options& options) : options_(options) {}
@@ -66,6 +69,7 @@ class StreamingPlanner {
     Average device;   // an expert, on the device
     Average experts;  // an expert, on the workers
     int chosen = 0;
+    bool overlaps = false;
   };
 
   static int BucketOf(int rows);

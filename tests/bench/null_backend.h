@@ -52,6 +52,7 @@ class NullBackend final : public gpu::Backend {
   void SplitPicks(const gpu::SplitPicksArgs&) override {}
   void ExpertSubmit(const gpu::ExpertSubmitArgs& args) override { memory_.ExpertSubmit(args); }
   void ExpertWait(const gpu::ExpertWaitArgs& args) override { memory_.ExpertWait(args); }
+  void StreamExperts(const gpu::StreamExpertsArgs&) override {}
   void RunResidentExperts(const gpu::ResidentExpertsArgs&) override {}
   void GatherRows(const gpu::GatherRowsArgs&) override {}
   void Sample(const gpu::SampleArgs&) override {}

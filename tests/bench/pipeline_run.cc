@@ -91,6 +91,8 @@ absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(const Scenario&
   options.golden = ModelOptions(scenario);
   options.golden.pipeline = PipelineOf(policy);
   options.golden.hot_experts_bytes = policy.hot_experts_bytes;
+  options.golden.stream_prompts = policy.stream_prompts;
+  options.golden.fixed_streamed = policy.fixed_streamed;
   run->plans_ = policy.policy == PipelinePolicy::kPlanner;
   ASSIGN_OR_RETURN(run->model_, gpu::SimulatedModel::Load(dir, options));
   if (scenario.prefill_rows == 0) RETURN_IF_ERROR(run->Start());

@@ -235,6 +235,15 @@ std::string Describe(const ResidentExpertsArgs& a) {
       .Take();
 }
 
+std::string Describe(const StreamExpertsArgs& a) {
+  return Text()
+      .Add("experts", a.experts)
+      .Add("layer", a.layer)
+      .Add("first_slot", a.first_slot)
+      .Add("count", a.count)
+      .Take();
+}
+
 std::string Describe(const GatherRowsArgs& a) {
   return Text()
       .Add(a.rows)
@@ -458,6 +467,11 @@ void RecordingBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
 void RecordingBackend::ExpertWait(const ExpertWaitArgs& args) {
   Record("ExpertWait", Describe(args));
   if (forward_ != nullptr) forward_->ExpertWait(args);
+}
+
+void RecordingBackend::StreamExperts(const StreamExpertsArgs& args) {
+  Record("StreamExperts", Describe(args));
+  if (forward_ != nullptr) forward_->StreamExperts(args);
 }
 
 void RecordingBackend::RunResidentExperts(const ResidentExpertsArgs& args) {

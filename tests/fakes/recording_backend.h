@@ -65,6 +65,7 @@ class RecordingBackend : public Backend {
   void SplitPicks(const SplitPicksArgs& args) override;
   void ExpertSubmit(const ExpertSubmitArgs& args) override;
   void ExpertWait(const ExpertWaitArgs& args) override;
+  void StreamExperts(const StreamExpertsArgs& args) override;
   void RunResidentExperts(const ResidentExpertsArgs& args) override;
   void GatherRows(const GatherRowsArgs& args) override;
   void Sample(const SampleArgs& args) override;

@@ -60,18 +60,20 @@ absl::StatusOr<std::unique_ptr<GoldenModel>> GoldenModel::Load(const std::string
                          progress));
     model->runner_->set_link(model->experts_->link());
     if (options.hot_experts_bytes > 0) {
-      RETURN_IF_ERROR(model->MakeHotExperts(options.hot_experts_bytes));
+      RETURN_IF_ERROR(model->MakeHotExperts(options));
     }
   }
   return model;
 }
 
-absl::Status GoldenModel::MakeHotExperts(uint64_t budget_bytes) {
+absl::Status GoldenModel::MakeHotExperts(const GoldenOptions& golden) {
   weight_source_ = experts_->MakeWeightSource();
   ResidentShape shape = weight_source_->Shape(spec_.moe.top_k);
-  shape.budget_bytes = budget_bytes;
+  shape.budget_bytes = golden.hot_experts_bytes;
   HotExpertsOptions options;
   options.experts = spec_.moe.experts;
+  options.stream_prompts = golden.stream_prompts;
+  options.fixed_streamed = golden.fixed_streamed;
   for (const RouterPicks& picks : runner_->decoder().picks()) {
     options.moe_layers.push_back(picks.layer);
   }

@@ -34,6 +34,8 @@ struct GoldenOptions {
   const Clock* clock = nullptr;  // of step times; null: the steady one
   Tracer* tracer = nullptr;
   uint64_t hot_experts_bytes = 0;
+  bool stream_prompts = false;
+  int fixed_streamed = -1;
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };
@@ -59,7 +61,7 @@ class GoldenModel {
 
  private:
   GoldenModel() = default;
-  absl::Status MakeHotExperts(uint64_t budget_bytes);
+  absl::Status MakeHotExperts(const GoldenOptions& options);
 
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<SafetensorsFile> expected_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,57 @@ TEST_P(ResidencyTest, AllPicksMayBeResident) {
   const uint64_t picks =
       (after.routed_rows - before.routed_rows) * static_cast<uint64_t>(model_->spec().moe.top_k);
   EXPECT_EQ(after.resident_picks - before.resident_picks, picks);
+}
+
+// A prompt's experts pass through the ring of layer slots, some of them, and nothing changes.
+TEST_P(ResidencyTest, StreamedExpertsComputeWhatTheWorkersDo) {
+  std::vector<uint32_t> prompt;
+  for (uint32_t i = 0; i < 64; ++i) prompt.push_back(2 + i * 7 % 200);
+  std::map<uint32_t, std::vector<float>> want;
+  for (const int fixed : {0, 1, 3, 1000}) {
+    GoldenOptions options{.shares = {1, 2}};
+    options.hot_experts_bytes = uint64_t{1} << 30;
+    options.stream_prompts = true;
+    options.fixed_streamed = fixed;
+    Load(GetParam(), options);
+    if (IsSkipped() || HasFatalFailure()) return;
+    GoldenDriver driver(*model_);
+    driver.Generate({{.id = 1, .prompt = prompt}}, 0, 1);
+    const auto& logits = driver.trace(1).logits;
+    const uint64_t streamed = model_->hot_experts()->counters().streamed_experts;
+    const auto layers = static_cast<uint64_t>(model_->runner().decoder().picks().size());
+    const auto experts = std::min<uint64_t>(static_cast<uint64_t>(fixed),
+                                            static_cast<uint64_t>(model_->spec().moe.experts));
+    EXPECT_EQ(streamed, layers * experts);
+    if (fixed == 0) want = logits;
+    float worst = 0, largest = 0;
+    for (const auto& [position, row] : logits) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        worst = std::max(worst, std::fabs(row[i] - want.at(position)[i]));
+        largest = std::max(largest, std::fabs(row[i]));
+      }
+    }
+    EXPECT_LT(worst, 1e-5F * largest) << fixed;
+  }
+}
+
+TEST_P(ResidencyTest, StreamingAndLanesChangeNothing) {
+  std::vector<uint32_t> prompt;
+  for (uint32_t i = 0; i < 64; ++i) prompt.push_back(2 + i * 7 % 200);
+  std::map<uint32_t, std::vector<float>> want;
+  for (const auto mode : {PlannerOptions::Mode::kPlain, PlannerOptions::Mode::kPingPong}) {
+    GoldenOptions options;
+    options.hot_experts_bytes = uint64_t{1} << 30;
+    options.stream_prompts = true;
+    options.fixed_streamed = 3;
+    options.pipeline.mode = mode;
+    Load(GetParam(), options);
+    if (IsSkipped() || HasFatalFailure()) return;
+    GoldenDriver driver(*model_);
+    driver.Generate({{.id = 1, .prompt = prompt}}, 0, 1);
+    if (want.empty()) want = driver.trace(1).logits;
+    EXPECT_EQ(driver.trace(1).logits, want);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ResidencyTest, ::testing::Values("qwen3_moe", "deepseek_v3"),

@@ -69,6 +69,7 @@ class TimedBackend final : public Backend {
   void SplitPicks(const SplitPicksArgs& a) override { Timed(&Backend::SplitPicks, a); }
   void ExpertSubmit(const ExpertSubmitArgs& a) override { Timed(&Backend::ExpertSubmit, a); }
   void ExpertWait(const ExpertWaitArgs& a) override { Timed(&Backend::ExpertWait, a); }
+  void StreamExperts(const StreamExpertsArgs& a) override { Timed(&Backend::StreamExperts, a); }
   void RunResidentExperts(const ResidentExpertsArgs& a) override {
     Timed(&Backend::RunResidentExperts, a);
   }

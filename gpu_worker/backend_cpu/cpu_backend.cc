@@ -10,7 +10,7 @@
 #include "gpu_worker/backend_cpu/linear.h"
 #include "gpu_worker/backend_cpu/ops.h"
 #include "gpu_worker/backend_cpu/resident_experts.h"
-#include "gpu_worker/expert_link.h"
+#include "gpu_worker/expert_calls.h"
 
 namespace tandem::gpu {
 namespace {
@@ -92,27 +92,13 @@ void CpuBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
     TANDEM_CHECK(link_count_ < kMaxLinks);
     links_[link_count_++] = args.link;
   }
-  Submission submission;
-  submission.lane = static_cast<uint32_t>(args.lane);
-  submission.layer = static_cast<uint32_t>(args.layer);
-  submission.rows = args.rows.count;
-  submission.max_rows = args.rows.bound;
-  submission.x = args.x.data;
-  submission.ids = args.ids;
-  submission.weights = args.weights;
-  submission.deferred = args.deferred;
+  const Submission submission = SubmissionOf(args);
   context_.pool.Run([&](int thread) { args.link->Submit(submission, thread, threads()); });
 }
 
 void CpuBackend::ExpertWait(const ExpertWaitArgs& args) {
   TANDEM_DCHECK(args.out.ld == args.link->limits().hidden);
-  Collection collection;
-  collection.lane = static_cast<uint32_t>(args.lane);
-  collection.layer = static_cast<uint32_t>(args.layer);
-  collection.rows = args.rows.count;
-  collection.max_rows = args.rows.bound;
-  collection.out = args.out.data;
-  collection.gather = Gather::kAdd;
+  const Collection collection = CollectionOf(args);
   context_.pool.Run([&](int thread) { args.link->Wait(collection, thread, threads()); });
 }
 

@@ -7,7 +7,7 @@
 
 #include "common/base/check.h"
 #include "gpu_worker/backend_sim/sim_resident_experts.h"
-#include "gpu_worker/expert_link.h"
+#include "gpu_worker/expert_calls.h"
 
 namespace tandem::gpu {
 namespace {
@@ -160,15 +160,7 @@ void SimBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
   }
   device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
     Charge({.rows = args.rows.count, .duration_ns = gap_ns});
-    Submission submission;
-    submission.lane = static_cast<uint32_t>(args.lane);
-    submission.layer = static_cast<uint32_t>(args.layer);
-    submission.rows = args.rows.count;
-    submission.max_rows = args.rows.bound;
-    submission.x = args.x.data;
-    submission.ids = args.ids;
-    submission.weights = args.weights;
-    submission.deferred = args.deferred;
+    const Submission submission = SubmissionOf(args);
     args.link->Submit(submission, 0, 1);
   });
 }
@@ -177,13 +169,7 @@ void SimBackend::ExpertWait(const ExpertWaitArgs& args) {
   TANDEM_DCHECK(args.out.ld == args.link->limits().hidden);
   device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
     Charge({.rows = args.rows.count, .duration_ns = gap_ns});
-    Collection collection;
-    collection.lane = static_cast<uint32_t>(args.lane);
-    collection.layer = static_cast<uint32_t>(args.layer);
-    collection.rows = args.rows.count;
-    collection.max_rows = args.rows.bound;
-    collection.out = args.out.data;
-    collection.gather = Gather::kAdd;
+    const Collection collection = CollectionOf(args);
     args.link->Release(0);
     args.link->Wait(collection, 0, 1);
   });

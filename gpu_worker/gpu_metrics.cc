@@ -52,6 +52,9 @@ void AddHotExperts(const HotExpertCounters& hot, FamilyList& list) {
   list.Counter("tandem_gpu_worker_hot_expert_failed_copies_total",
                "Copies given up, as the weights could not be read",
                static_cast<double>(hot.copies.failed_copies));
+  list.Counter("tandem_gpu_worker_streamed_experts_total",
+               "Experts copied to the device for one prompt step",
+               static_cast<double>(hot.copies.streamed_experts));
   list.Gauge("tandem_gpu_worker_hot_expert_bytes", "Device memory of the experts that lie there",
              static_cast<double>(hot.copies.resident_bytes));
   list.Gauge("tandem_gpu_worker_hot_expert_capacity_bytes",

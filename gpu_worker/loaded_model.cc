@@ -251,6 +251,7 @@ absl::Status LoadedModel::MakeHotExperts(const WorkerOptions& options) {
   hot.model_hash = model_hash_;
   hot.experts = spec_.moe.experts;
   for (const RouterPicks& picks : runner_->decoder().picks()) hot.moe_layers.push_back(picks.layer);
+  hot.stream_prompts = options.stream_prompts;
   hot.state_dir = options.state_dir;
   auto made = HotExperts::Create(*backend_, shape, *weight_source_, hot);
   if (absl::IsFailedPrecondition(made.status())) {

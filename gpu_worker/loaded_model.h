@@ -50,6 +50,7 @@ struct WorkerOptions {
   int block_tokens = 16;
   int max_logprobs = 20;
   uint64_t hot_experts_bytes = 0;  // of device memory; 0: all experts stay on the workers
+  bool stream_prompts = false;     // experts of long prompts pass through the device
   std::string state_dir;           // keeps what hot experts were; empty: nothing is kept
   PipelineOptions pipeline;
   uint64_t epoch = 1;

@@ -50,6 +50,7 @@ struct Flags {
   double max_deferred_mass = 1;
   bool defer_prompts = false;
   double hot_experts_gb = 0;
+  bool stream_prompts = false;
   std::string state_dir;
   bool parity = false;
   std::string cpus;
@@ -90,6 +91,9 @@ void AddPipelineFlags(OptionParser& parser, Flags& flags) {
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &flags.defer_prompts);
   parser.Add("hot-experts-gb", "Device memory (GB) for the busiest routed experts; 0: none",
              &flags.hot_experts_gb, {.min = 0, .max = 4096});
+  parser.AddFlag("stream-prompts",
+                 "Long prompts stream experts through the hot experts' memory, if that is faster",
+                 &flags.stream_prompts);
   parser.Add("state-dir", "Keeps what was busy between starts; empty: nothing is kept",
              &flags.state_dir);
 }
@@ -175,6 +179,7 @@ absl::StatusOr<WorkerOptions> MakeOptions(const Flags& flags) {
   options.kv_cache_tokens = flags.kv_cache_tokens;
   options.max_logprobs = flags.max_logprobs;
   options.hot_experts_bytes = static_cast<uint64_t>(flags.hot_experts_gb * 1e9);
+  options.stream_prompts = flags.stream_prompts;
   options.state_dir = flags.state_dir;
   ASSIGN_OR_RETURN(options.pipeline, MakePipelineOptions(flags));
   options.epoch = MakeEpoch();

@@ -290,6 +290,7 @@ void StepRunner::ObserveStream() {
   if (plan_.is_decode() || !times.measured) return;
   const auto layers = static_cast<double>(picks_.size());
   hot_->ObserveStream({.rows = plan_.rows(),
+                       .step_ns = static_cast<double>(times.step_ns),
                        .before_ns = static_cast<double>(times.before_ns) / layers,
                        .device_ns = static_cast<double>(times.beside_ns) / layers,
                        .experts_ns = static_cast<double>(times.experts_ns) / layers,

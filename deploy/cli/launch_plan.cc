@@ -86,6 +86,7 @@ ProcessSpec GpuWorker(const LaunchInputs& in, const LaunchPlan& plan,
   list.Add("max-deferred-mass", options.max_deferred_mass);
   list.AddIf(options.defer_prompts, "defer-prompts");
   list.Add("hot-experts-gb", options.hot_experts_gb);
+  list.AddIf(options.stream_prompts, "stream-prompts");
   if (!options.state_dir.empty()) list.Add("state-dir", options.state_dir);
   ProcessSpec spec;
   spec.name = "gpu_worker";

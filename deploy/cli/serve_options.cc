@@ -38,6 +38,9 @@ void ServeOptions::Register(OptionParser& parser) {
   parser.AddFlag("defer-prompts", "Prompt tokens defer experts as well", &defer_prompts);
   parser.Add("hot-experts-gb", "Device memory (GB) for the busiest routed experts; 0: none",
              &hot_experts_gb, {.min = 0, .max = 4096});
+  parser.AddFlag("stream-prompts",
+                 "Long prompts stream experts through the hot experts' memory, if that is faster",
+                 &stream_prompts);
   parser.AddChoice("link", "Where routed experts run: own processes or the gpu_worker's", &link,
                    {"shm", "inprocess"});
   parser.Add("expert-workers", "Expert workers; 0: one per NUMA node", &expert_workers,

@@ -20,6 +20,7 @@ struct ServeOptions {
   int max_deferred = 0;
   double max_deferred_mass = 1;
   bool defer_prompts = false;
+  bool stream_prompts = false;
   double hot_experts_gb = 0;  // device memory for the busiest routed experts
   std::string link = "shm";
   int expert_workers = 0;     // 0: one per NUMA node

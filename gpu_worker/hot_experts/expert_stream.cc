@@ -24,9 +24,9 @@ absl::StatusOr<std::unique_ptr<ExpertStream>> ExpertStream::Create(Backend& back
   std::unique_ptr<ExpertStream> stream(new ExpertStream(backend, experts, source, options));
   const size_t layers = options.moe_layers.size();
   ASSIGN_OR_RETURN(void* table, backend.Allocate(stream->table_.size() * sizeof(uint16_t)));
-  ASSIGN_OR_RETURN(void* stamps, backend.Allocate(2 * layers * sizeof(int64_t)));
+  ASSIGN_OR_RETURN(void* stamps, backend.Allocate(layers * sizeof(Stamps)));
   stream->residents_ = {.experts = &experts, .slot_of_expert = static_cast<uint16_t*>(table)};
-  stream->stamps_ = static_cast<int64_t*>(stamps);
+  stream->stamps_ = static_cast<Stamps*>(stamps);
   return stream;
 }
 
@@ -44,7 +44,7 @@ ExpertStream::ExpertStream(Backend& backend, ResidentExperts& experts, ExpertWei
   chosen_.resize(layers * static_cast<size_t>(options.layer_slots));
   counts_.resize(layers);
   order_.reserve(static_cast<size_t>(options.experts));
-  stamps_host_.resize(2 * layers);
+  stamps_host_.resize(layers);
 }
 
 int ExpertStream::FirstSlot(int moe_layer) const {
@@ -95,18 +95,25 @@ void ExpertStream::EnqueueCopies(int moe_layer) {
                           .first_slot = FirstSlot(moe_layer),
                           .ids = chosen_.data() + layer * static_cast<size_t>(options_.layer_slots),
                           .count = counts_[layer],
-                          .begin_ns = stamps_ + 2 * layer,
-                          .end_ns = stamps_ + 2 * layer + 1});
+                          .begin_ns = &stamps_[layer].copy_begin,
+                          .end_ns = &stamps_[layer].copy_end});
   backend_.RecordEvent(Stream::kCopy, kCopied + moe_layer % kRingLayers);
 }
 
 void ExpertStream::BeginLayer(int moe_layer) {
   moe_layer_ = moe_layer;
+  waited_ = false;
   if (moe_layer + 1 < static_cast<int>(counts_.size())) EnqueueCopies(moe_layer + 1);
 }
 
+// Once a layer: the stream's later ops are behind it, those of the other lane too.
 void ExpertStream::WaitForLayer() {
+  if (waited_) return;
+  waited_ = true;
+  Stamps& stamps = stamps_[moe_layer_];
+  backend_.Stamp(&stamps.wait_begin);
   backend_.WaitEvent(Stream::kCompute, kCopied + moe_layer_ % kRingLayers);
+  backend_.Stamp(&stamps.wait_end);
 }
 
 void ExpertStream::EndLayer() {
@@ -114,17 +121,22 @@ void ExpertStream::EndLayer() {
 }
 
 void ExpertStream::Download() {
-  backend_.CopyToHost(stamps_host_.data(), stamps_, stamps_host_.size() * sizeof(int64_t));
+  backend_.CopyToHost(stamps_host_.data(), stamps_, stamps_host_.size() * sizeof(Stamps));
 }
 
 void ExpertStream::Observe(StreamingTimes times) {
   times.streamed = streamed_;
   if (streamed_ > 0) {
     int64_t copy_ns = 0;
-    for (size_t i = 0; i < stamps_host_.size(); i += 2) {
-      copy_ns += std::max<int64_t>(stamps_host_[i + 1] - stamps_host_[i], 0);
+    int64_t wait_ns = 0;
+    for (const Stamps& layer : stamps_host_) {
+      copy_ns += std::max<int64_t>(layer.copy_end - layer.copy_begin, 0);
+      wait_ns += std::max<int64_t>(layer.wait_end - layer.wait_begin, 0);
     }
-    times.copy_ns = static_cast<double>(copy_ns) / static_cast<double>(counts_.size());
+    const auto layers = static_cast<double>(stamps_host_.size());
+    times.copy_ns = static_cast<double>(copy_ns) / layers;
+    // Standing still for copies is not what the device needs for experts.
+    times.device_ns = std::max(times.device_ns - static_cast<double>(wait_ns) / layers, 0.0);
   }
   planner_.Observe(times);
 }

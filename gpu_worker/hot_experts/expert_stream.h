@@ -60,6 +60,14 @@ class ExpertStream {
   const StreamingPlanner& planner() const { return planner_; }
 
  private:
+  // The device's time, ns, of one layer.
+  struct Stamps {
+    int64_t copy_begin = 0;
+    int64_t copy_end = 0;
+    int64_t wait_begin = 0;  // the compute stream, for the copies
+    int64_t wait_end = 0;
+  };
+
   ExpertStream(Backend& backend, ResidentExperts& experts, ExpertWeightSource& source,
                const Options& options);
   int FirstSlot(int moe_layer) const;
@@ -76,10 +84,11 @@ class ExpertStream {
   std::vector<uint16_t> chosen_;  // [MoE layers, layer_slots]
   std::vector<int> counts_;       // of them, by MoE layer
   std::vector<uint16_t> order_;   // of ChooseExperts
-  int64_t* stamps_ = nullptr;     // device [MoE layers, 2]
-  std::vector<int64_t> stamps_host_;
-  int streamed_ = 0;   // a layer, at most
-  int moe_layer_ = 0;  // at hand
+  Stamps* stamps_ = nullptr;      // device [MoE layers]
+  std::vector<Stamps> stamps_host_;
+  int streamed_ = 0;     // a layer, at most
+  int moe_layer_ = 0;    // at hand
+  bool waited_ = false;  // for it
 };
 
 }  // namespace tandem::gpu

@@ -8,6 +8,8 @@ namespace tandem::gpu {
 namespace {
 
 constexpr double kShareOfSample = 0.25;
+// Steps that stream before they are compared: the first ones look for the split.
+constexpr int kSamplesToCompare = 6;
 constexpr int kTryDivisor = 8;  // of the experts, in the first step that streams
 
 }  // namespace
@@ -75,6 +77,10 @@ int StreamingPlanner::Choose(int rows) {
   const int at = BucketOf(rows);
   Bucket& bucket = buckets_[static_cast<size_t>(at)];
   if (!bucket.experts.known) return 0;
+  if (bucket.hold > 0) {
+    --bucket.hold;
+    return 0;
+  }
   const int most = std::min(options_.max_streamed, options_.experts);
   if (!copy_.known) return std::clamp(options_.experts / kTryDivisor, 1, most);
   if (!bucket.device.known) {
@@ -87,9 +93,26 @@ int StreamingPlanner::Choose(int rows) {
   return bucket.chosen;
 }
 
+// Promise and fulfilment.
+void StreamingPlanner::Compare(const StreamingTimes& times, Bucket& bucket) const {
+  const double row_ns = times.step_ns / times.rows;
+  if (times.streamed == 0) {
+    bucket.step_without.Add(row_ns);
+    return;
+  }
+  bucket.step_with.Add(row_ns);
+  if (++bucket.samples_with < kSamplesToCompare || !bucket.step_without.known) return;
+  if (bucket.step_with.value < bucket.step_without.value * (1 - options_.min_gain / 2)) return;
+  bucket.hold = kHoldSteps;
+  bucket.chosen = 0;
+  bucket.samples_with = 0;
+  bucket.step_with = {};
+}
+
 void StreamingPlanner::Observe(const StreamingTimes& times) {
   if (times.rows < options_.min_rows) return;
   Bucket& bucket = buckets_[static_cast<size_t>(BucketOf(times.rows))];
+  Compare(times, bucket);
   bucket.overlaps = times.overlaps;
   bucket.before.Add(times.before_ns);
   const int left = options_.experts - times.streamed;

@@ -13,7 +13,9 @@
 // the threshold, which nobody has to set.
 //
 // What was never measured is tried: a first step with no streaming, then one with an eighth of the
-// experts. A k is kept until another promises `min_gain` more, so that noise moves nothing.
+// experts. A k is kept until another promises `min_gain` more, so that noise moves nothing. Where
+// steps that stream turn out no faster a row than those before, whatever was promised, nothing is
+// streamed for kHoldSteps steps of that size.
 //
 // Pure logic. Thread safety: none. Times in ns, means over a step's layers.
 
@@ -25,6 +27,7 @@ namespace tandem::gpu {
 // One prefill step, a layer on average.
 struct StreamingTimes {
   int rows = 0;
+  double step_ns = 0;     // of the whole step
   int streamed = 0;       // experts a layer, k
   double before_ns = 0;   // from the layer's start until its rows are routed
   double device_ns = 0;   // shared, resident and streamed experts on the device
@@ -42,6 +45,8 @@ class StreamingPlanner {
     double min_gain = 0.03;
     int fixed = -1;  // always so many, for comparison; -1: as measured
   };
+
+  static constexpr int kHoldSteps = 64;
 
   explicit StreamingPlanner(const Options& options) : options_(options) {}
 
@@ -70,6 +75,10 @@ class StreamingPlanner {
     Average experts;  // an expert, on the workers
     int chosen = 0;
     bool overlaps = false;
+    Average step_without;  // of a row
+    Average step_with;
+    int samples_with = 0;
+    int hold = 0;  // steps without streaming to come
   };
 
   static int BucketOf(int rows);
@@ -79,6 +88,7 @@ class StreamingPlanner {
   double Estimate(int bucket, Average Bucket::*average) const;
   double LayerNsOf(int bucket, int streamed) const;
   int Best(int bucket) const;
+  void Compare(const StreamingTimes& times, Bucket& bucket) const;
 
   const Options options_;
   std::array<Bucket, kBuckets> buckets_{};

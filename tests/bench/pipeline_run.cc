@@ -91,6 +91,7 @@ absl::StatusOr<std::unique_ptr<PipelineRun>> PipelineRun::Create(const Scenario&
   options.golden = ModelOptions(scenario);
   options.golden.pipeline = PipelineOf(policy);
   options.golden.hot_experts_bytes = policy.hot_experts_bytes;
+  if (!policy.residents) options.golden.hot_policy.min_steps = UINT64_MAX;
   options.golden.stream_prompts = policy.stream_prompts;
   options.golden.fixed_streamed = policy.fixed_streamed;
   run->plans_ = policy.policy == PipelinePolicy::kPlanner;

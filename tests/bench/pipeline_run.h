@@ -27,6 +27,7 @@ struct PolicyOptions {
   gpu::DeferralLimits deferral;    // where the policy may defer
   int measure_every = 1;           // steps with stamps
   uint64_t hot_experts_bytes = 0;  // of the described device
+  bool residents = true;           // false: no expert stays on the device
   bool stream_prompts = false;
   int fixed_streamed = -1;  // experts a layer; -1: the planner's choice
 };

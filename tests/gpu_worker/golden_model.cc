@@ -74,6 +74,7 @@ absl::Status GoldenModel::MakeHotExperts(const GoldenOptions& golden) {
   options.experts = spec_.moe.experts;
   options.stream_prompts = golden.stream_prompts;
   options.fixed_streamed = golden.fixed_streamed;
+  options.policy = golden.hot_policy;
   for (const RouterPicks& picks : runner_->decoder().picks()) {
     options.moe_layers.push_back(picks.layer);
   }

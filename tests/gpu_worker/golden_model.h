@@ -36,6 +36,7 @@ struct GoldenOptions {
   uint64_t hot_experts_bytes = 0;
   bool stream_prompts = false;
   int fixed_streamed = -1;
+  HotPolicy::Options hot_policy = {};
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
 };

@@ -42,11 +42,14 @@ class Simulation {
     times.experts_ns = Noisy((m_.experts - streamed) *
                              std::max(m_.worker_read_us, rows_of_expert * m_.worker_row_us));
     times.copy_ns = Noisy(streamed * m_.copy_us);
+    times.step_ns = LayerNs(times) * (streamed > 0 ? 1 + overhead : 1);
     return times;
   }
   static double LayerNs(const StreamingTimes& t) {
     return std::max(t.copy_ns, t.before_ns + std::max(t.device_ns, t.experts_ns));
   }
+  double overhead = 0;  // of steps that stream, which the planner's model has not
+
   // By trying all.
   double BestNs(int rows) {
     double best = LayerNs(Times(rows, 0));
@@ -154,6 +157,21 @@ TEST(StreamingPlanner, WithoutARingNothingIsTried) {
     EXPECT_EQ(planner.Choose(2048), 0);
     planner.Observe(exact.Times(2048, 0));
   }
+}
+
+TEST(StreamingPlanner, WhatIsNotFasterIsGivenUpForAWhile) {
+  Simulation exact({"", 128, 8, 106, 5.3, 1.9, 2.6, 0.06, 0.15, 0}, 0);
+  exact.overhead = 3;
+  StreamingPlanner planner({.experts = 128, .max_streamed = 128});
+  int streaming = 0;
+  constexpr int kSteps = 4 * StreamingPlanner::kHoldSteps;
+  for (int step = 0; step < kSteps; ++step) {
+    const int k = planner.Choose(2048);
+    if (k > 0) ++streaming;
+    planner.Observe(exact.Times(2048, k));
+  }
+  EXPECT_GT(streaming, 0);
+  EXPECT_LT(streaming, kSteps / 8);
 }
 
 TEST(StreamingPlanner, FollowsAMachineThatChanges) {

@@ -101,8 +101,8 @@ void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier
     const bool run_deferred = code == RefuseCode::kAccepted && has_deferred_;
     barrier->Wait(meet_policy_);
     if (thread == header_thread_ && code == RefuseCode::kAccepted) {
-      const int64_t now_ns = shm::NowNs();
-      StoreTimes(batch, now_ns, now_ns);
+      reply_ns_ = shm::NowNs();
+      StoreTimes(batch, reply_ns_);
     }
     laps.Lap(kTraceJoin, args);
     const uint16_t reply = shm::MakeReply(sequence, static_cast<uint32_t>(code));
@@ -119,18 +119,16 @@ void LinkAttachment::Serve(shm::BatchHandler* handler, shm::TeamBarrier* barrier
 
 void LinkAttachment::RunDeferred(shm::BatchHandler* handler, const shm::ExpertBatch& batch,
                                  int thread) {
-  const int64_t reply_ns = shm::NowNs();
   handler->RunDeferred(batch, thread, options_.threads);
   // The others end about then too: they share the work.
-  if (thread == header_thread_) StoreTimes(batch, reply_ns, shm::NowNs());
+  if (thread == header_thread_) StoreTimes(batch, shm::NowNs());
 }
 
 // `step` is the last word stored: an entry that is half of another step has the old one.
-void LinkAttachment::StoreTimes(const shm::ExpertBatch& batch, int64_t reply_ns,
-                                int64_t end_ns) const {
+void LinkAttachment::StoreTimes(const shm::ExpertBatch& batch, int64_t end_ns) const {
   shm::StoreWords(view_.times(batch.lane, batch.layer),
                   shm::TimesEntry{.begin_ns = static_cast<uint64_t>(begin_ns_),
-                                  .reply_ns = static_cast<uint64_t>(reply_ns),
+                                  .reply_ns = static_cast<uint64_t>(reply_ns_),
                                   .end_ns = static_cast<uint64_t>(end_ns),
                                   .step = batch.step});
 }

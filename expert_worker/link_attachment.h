@@ -70,7 +70,7 @@ class LinkAttachment {
                 int thread);
   shm::RefuseCode Outcome(LinkCounters* counters, int thread);
   void RunDeferred(shm::BatchHandler* handler, const shm::ExpertBatch& batch, int thread);
-  void StoreTimes(const shm::ExpertBatch& batch, int64_t reply_ns, int64_t end_ns) const;
+  void StoreTimes(const shm::ExpertBatch& batch, int64_t end_ns) const;
 
   shm::Segment segment_;
   const shm::SegmentView view_;
@@ -87,7 +87,9 @@ class LinkAttachment {
   shm::RefuseCode code_ = shm::RefuseCode::kAccepted;
   bool split_picks_ = false;
   bool has_deferred_ = false;
-  int64_t begin_ns_ = 0;  // the header thread's own
+  // The header thread's own, of the current batch.
+  int64_t begin_ns_ = 0;
+  int64_t reply_ns_ = 0;
 
   // Two sets by turns: the deferred picks of a batch are still read while the next slot is taken.
   std::unique_ptr<uint16_t[]> ids_;

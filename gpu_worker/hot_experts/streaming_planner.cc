@@ -8,8 +8,12 @@ namespace tandem::gpu {
 namespace {
 
 constexpr double kShareOfSample = 0.25;
-// Steps that stream before they are compared: the first ones look for the split.
-constexpr int kSamplesToCompare = 6;
+// Steps with the model's best k before it is searched around.
+constexpr int kAgreedSteps = 2;
+// What was found is given up when so many steps in a row differ by so much.
+constexpr int kOffSteps = 4;
+constexpr double kMuch = 0.125;
+constexpr int kSamplesToCompare = 3;
 constexpr int kTryDivisor = 8;  // of the experts, in the first step that streams
 
 }  // namespace
@@ -87,10 +91,38 @@ int StreamingPlanner::Choose(int rows) {
     // Another number of rows has streamed: it tells whether this one is worth a try.
     return Best(at) == 0 ? 0 : std::clamp(options_.experts / kTryDivisor, 1, most);
   }
-  const int best = Best(at);
-  const double gain = LayerNsOf(at, bucket.chosen) / LayerNsOf(at, best) - 1;
-  if (gain > options_.min_gain) bucket.chosen = best;
+  if (bucket.agreed < kAgreedSteps) {
+    const int best = Best(at);
+    const double gain = LayerNsOf(at, bucket.chosen) / LayerNsOf(at, best) - 1;
+    bucket.agreed = gain > options_.min_gain ? 0 : bucket.agreed + 1;
+    if (gain > options_.min_gain) bucket.chosen = best;
+    if (bucket.agreed == kAgreedSteps && bucket.chosen > 0)
+      bucket.search.Start(bucket.chosen, most);
+    return bucket.chosen;
+  }
+  if (bucket.chosen > 0) bucket.chosen = bucket.search.k();
   return bucket.chosen;
+}
+
+// The search's trials, and afterwards whether what it found still holds.
+void StreamingPlanner::Watch(const StreamingTimes& times, Bucket& bucket) {
+  const double row_ns = times.step_ns / times.rows;
+  if (times.streamed == 0 && bucket.chosen == 0) {
+    // The model said that nothing is to be gained; it is asked again now and then.
+    if (bucket.agreed >= kAgreedSteps && ++bucket.off >= kHoldSteps) bucket.agreed = bucket.off = 0;
+    return;
+  }
+  if (bucket.agreed < kAgreedSteps || times.streamed != bucket.search.k()) return;
+  if (bucket.search.active()) {
+    bucket.search.Add(row_ns);
+    bucket.off = 0;
+    return;
+  }
+  const double ratio = row_ns / bucket.search.best_ns();
+  const bool off = ratio > 1 + kMuch || ratio < 1 - kMuch;
+  bucket.off = off ? bucket.off + 1 : 0;
+  if (bucket.off < kOffSteps) return;
+  bucket.agreed = bucket.off = 0;
 }
 
 // Promise and fulfilment.
@@ -100,19 +132,33 @@ void StreamingPlanner::Compare(const StreamingTimes& times, Bucket& bucket) cons
     bucket.step_without.Add(row_ns);
     return;
   }
+  // What the model tried before it agreed says nothing of what is found.
+  if (bucket.agreed < kAgreedSteps || !bucket.step_without.known) return;
+  const double without_ns = bucket.step_without.value;
+  if (bucket.search.active()) {
+    // Of the trials only the guess is looked at, and only whether it can be hoped for.
+    if (bucket.search.best_ns() > without_ns * (1 + kMuch)) GiveUp(bucket);
+    return;
+  }
   bucket.step_with.Add(row_ns);
-  if (++bucket.samples_with < kSamplesToCompare || !bucket.step_without.known) return;
-  if (bucket.step_with.value < bucket.step_without.value * (1 - options_.min_gain / 2)) return;
+  if (++bucket.samples_with < kSamplesToCompare) return;
+  if (bucket.step_with.value >= without_ns * (1 - options_.min_gain / 2)) GiveUp(bucket);
+}
+
+void StreamingPlanner::GiveUp(Bucket& bucket) {
   bucket.hold = kHoldSteps;
   bucket.chosen = 0;
   bucket.samples_with = 0;
   bucket.step_with = {};
+  bucket.agreed = 0;
+  bucket.search.Stop();
 }
 
 void StreamingPlanner::Observe(const StreamingTimes& times) {
   if (times.rows < options_.min_rows) return;
   Bucket& bucket = buckets_[static_cast<size_t>(BucketOf(times.rows))];
   Compare(times, bucket);
+  Watch(times, bucket);
   bucket.overlaps = times.overlaps;
   bucket.before.Add(times.before_ns);
   const int left = options_.experts - times.streamed;

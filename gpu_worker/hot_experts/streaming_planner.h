@@ -13,7 +13,8 @@
 // the threshold, which nobody has to set.
 //
 // What was never measured is tried: a first step with no streaming, then one with an eighth of the
-// experts. A k is kept until another promises `min_gain` more, so that noise moves nothing. Where
+// experts. Once the model's best k stays within `min_gain`, measured steps around it decide
+// (split_search.h); what they found is kept until steps take an eighth more or less. Where
 // steps that stream turn out no faster a row than those before, whatever was promised, nothing is
 // streamed for kHoldSteps steps of that size.
 //
@@ -21,6 +22,8 @@
 
 #include <array>
 #include <cstdint>
+
+#include "gpu_worker/hot_experts/split_search.h"
 
 namespace tandem::gpu {
 
@@ -79,6 +82,10 @@ class StreamingPlanner {
     Average step_with;
     int samples_with = 0;
     int hold = 0;  // steps without streaming to come
+    // Around the model's best.
+    SplitSearch search;
+    int agreed = 0;  // steps whose k the model had no better one for
+    int off = 0;     // steps in a row that took much longer or shorter than what was found
   };
 
   static int BucketOf(int rows);
@@ -89,6 +96,8 @@ class StreamingPlanner {
   double LayerNsOf(int bucket, int streamed) const;
   int Best(int bucket) const;
   void Compare(const StreamingTimes& times, Bucket& bucket) const;
+  static void GiveUp(Bucket& bucket);
+  static void Watch(const StreamingTimes& times, Bucket& bucket);
 
   const Options options_;
   std::array<Bucket, kBuckets> buckets_{};

@@ -15,7 +15,7 @@ namespace tandem::bench {
 namespace {
 
 constexpr int kLayers = 4;         // layers of a large model are alike
-constexpr int kSettledSteps = 10;  // of the planner
+constexpr int kSettledSteps = 50;  // of the planner
 constexpr int kSearchSteps = 16;
 
 struct Bench {

@@ -80,7 +80,7 @@ TEST_P(StreamingTest, ComesWithinATenthOfTheBestFixedSplit) {
     Simulation exact(GetParam(), 0);
     StreamingPlanner planner = MakePlanner();
     double last_ns = 0;
-    for (int step = 0; step < 12; ++step) {
+    for (int step = 0; step < 60; ++step) {
       const StreamingTimes times = exact.Times(rows, planner.Choose(rows));
       last_ns = Simulation::LayerNs(times);
       planner.Observe(times);
@@ -97,7 +97,7 @@ TEST_P(StreamingTest, NoiseMovesLittleAndCostsLittle) {
   double sum_ns = 0;
   int changes = 0;
   int previous = -1;
-  constexpr int kSettled = 20, kSteps = 220;
+  constexpr int kSettled = 60, kSteps = 260;
   for (int step = 0; step < kSteps; ++step) {
     const int k = planner.Choose(kRows);
     planner.Observe(noisy.Times(kRows, k));
@@ -114,7 +114,7 @@ TEST_P(StreamingTest, MixedRowsKeepTheirOwnSplits) {
   Simulation exact(GetParam(), 0);
   StreamingPlanner planner = MakePlanner();
   const int sizes[] = {48, 2048, 512, 8192};
-  for (int step = 0; step < 60; ++step) {
+  for (int step = 0; step < 240; ++step) {
     const int rows = sizes[step % 4];
     planner.Observe(exact.Times(rows, planner.Choose(rows)));
   }
@@ -133,6 +133,33 @@ INSTANTIATE_TEST_SUITE_P(
                       Machine{"h200_deepseek", 256, 8, 430, 46, 9, 5, 0.1, 0.4, 0.1},
                       Machine{"slow_device", 64, 8, 20, 5, 0.5, 40, 4, 1, 0.5}),
     [](const auto& info) { return info.param.name; });
+
+TEST(SplitSearch, FindsTheBottomOfAValley) {
+  for (const int bottom : {1, 5, 40, 90, 128}) {
+    for (const int guess : {1, 16, 64, 128}) {
+      SplitSearch search;
+      search.Start(guess, 128);
+      int steps = 0;
+      while (search.active()) {
+        const double off = search.k() - bottom;
+        search.Add(100 + (off < 0 ? -2 * off : off));
+        ASSERT_LT(++steps, 200);
+      }
+      EXPECT_NEAR(search.k(), bottom, 3) << "from " << guess;
+    }
+  }
+}
+
+TEST(SplitSearch, OneExpertLeavesNothingToSearch) {
+  SplitSearch search;
+  search.Start(1, 1);
+  for (int step = 0; search.active(); ++step) {
+    ASSERT_LT(step, 10);
+    EXPECT_EQ(search.k(), 1);
+    search.Add(5);
+  }
+  EXPECT_EQ(search.k(), 1);
+}
 
 TEST(StreamingPlanner, StreamsNothingForFewRowsAndTellsItsThreshold) {
   // A copy takes longer than a whole layer of 64 rows.
@@ -178,10 +205,10 @@ TEST(StreamingPlanner, FollowsAMachineThatChanges) {
   Machine machine{"", 128, 8, 50, 8, 3, 1.5, 0.045, 0.1, 0};
   StreamingPlanner planner({.experts = 128, .max_streamed = 128});
   Simulation before(machine, 0);
-  for (int step = 0; step < 20; ++step) planner.Observe(before.Times(2048, planner.Choose(2048)));
+  for (int step = 0; step < 60; ++step) planner.Observe(before.Times(2048, planner.Choose(2048)));
   machine.copy_us = 400;  // another device takes the PCIe switch
   Simulation after(machine, 0);
-  for (int step = 0; step < 40; ++step) planner.Observe(after.Times(2048, planner.Choose(2048)));
+  for (int step = 0; step < 80; ++step) planner.Observe(after.Times(2048, planner.Choose(2048)));
   EXPECT_LE(Simulation::LayerNs(after.Times(2048, planner.Choose(2048))), after.BestNs(2048) / 0.9);
 }
 

@@ -136,8 +136,14 @@ void StreamingPlanner::Compare(const StreamingTimes& times, Bucket& bucket) cons
   if (bucket.agreed < kAgreedSteps || !bucket.step_without.known) return;
   const double without_ns = bucket.step_without.value;
   if (bucket.search.active()) {
-    // Of the trials only the guess is looked at, and only whether it can be hoped for.
-    if (bucket.search.best_ns() > without_ns * (1 + kMuch)) GiveUp(bucket);
+    if (bucket.search.best_ns() <= without_ns * (1 + kMuch)) return;
+    // The model promised far too much: a quarter may do, where there is one.
+    const int fewer = bucket.search.k() / 4;
+    if (fewer == 0) {
+      GiveUp(bucket);
+    } else {
+      bucket.search.Start(fewer, std::min(options_.max_streamed, options_.experts));
+    }
     return;
   }
   bucket.step_with.Add(row_ns);

@@ -74,7 +74,10 @@ GpuEngine::State GpuEngine::state() const {
 
 GpuEngine::State GpuEngine::WaitForLoad(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, timeout, [this] { return phase_ != Phase::kLoading || stopped_; });
+  changed_.wait_for(lock, timeout, [this] {
+    if (phase_ == Phase::kReady) return model_->ready();
+    return phase_ != Phase::kLoading || stopped_;
+  });
   return StateLocked();
 }
 

@@ -73,7 +73,8 @@ class GpuEngine {
 
   // Starts loading, or joins what is in progress or done. FAILED_PRECONDITION for another model.
   absl::Status StartLoad(const std::string& dir);
-  // Returns at the latest after `timeout`, earlier when loading has ended.
+  // Returns at the latest after `timeout`, earlier when loading has ended and, if it went well,
+  // every expert worker is attached: one may have been lost since.
   State WaitForLoad(std::chrono::milliseconds timeout);
   State state() const;
   Counters counters() const;

@@ -46,9 +46,11 @@ grpc::Status GpuWorkerService::Load(grpc::ServerContext* context,
     response.set_phase(state.progress.phase);
     response.set_loaded_bytes(state.progress.loaded_bytes);
     response.set_total_bytes(state.progress.total_bytes);
-    if (state.info) *response.mutable_info() = *state.info;
+    // Without all experts no step would run: a gateway that comes while one is lost waits here.
+    if (state.info && !state.ready) response.set_phase("experts");
+    if (state.ready) *response.mutable_info() = *state.info;
     if (!writer->Write(response)) return {grpc::StatusCode::CANCELLED, "the caller has left"};
-    if (state.info) return grpc::Status::OK;
+    if (state.ready) return grpc::Status::OK;
   }
 }
 

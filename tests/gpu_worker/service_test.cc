@@ -201,6 +201,21 @@ TEST_F(GpuServiceTest, LostExpertWorkerFailsStepsUntilItIsBackWithoutLoadingAgai
   const v1::StepResult lost = Exchange(*stream, decode);
   EXPECT_EQ(lost.outcome(), v1::STEP_OUTCOME_UNAVAILABLE);
   EXPECT_FALSE(Info().ready());
+  // A gateway that connects now is not told that it can serve.
+  {
+    grpc::ClientContext other;
+    other.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::LoadModelRequest request;
+    request.set_protocol_version(kWorkerProtocolVersion);
+    request.set_model_dir(model_dir_);
+    const auto reader = stub_->Load(&other, request);
+    v1::LoadModelResponse response;
+    ASSERT_TRUE(reader->Read(&response));
+    EXPECT_FALSE(response.has_info());
+    EXPECT_EQ(response.phase(), "experts");
+    other.TryCancel();
+    EXPECT_FALSE(reader->Finish().ok());
+  }
   StartExpert(1);
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (!Info().ready() && std::chrono::steady_clock::now() < deadline) {

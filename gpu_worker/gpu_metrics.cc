@@ -28,15 +28,15 @@ void AddPipeline(const GpuEngine::Counters& counters, FamilyList& list) {
                pipeline.deferred_mass);
   list.Counter("tandem_gpu_worker_measured_steps_total", "Steps that the layer stalls are of",
                static_cast<double>(pipeline.measured_steps));
+  const auto stalled = [&list](int layer, const char* side, int64_t ns) {
+    list.Counter("tandem_gpu_worker_layer_stall_seconds_total",
+                 "Time that a side waited for the other, by layer",
+                 static_cast<double>(ns) * kSeconds,
+                 {{"layer", std::to_string(layer)}, {"side", side}});
+  };
   for (const StepMeter::LayerStall& stall : counters.stalls) {
-    list.Counter("tandem_gpu_worker_layer_stall_seconds_total",
-                 "Time that a side waited for the other, by layer",
-                 static_cast<double>(stall.device_ns) * kSeconds,
-                 {{"layer", std::to_string(stall.layer)}, {"side", "device"}});
-    list.Counter("tandem_gpu_worker_layer_stall_seconds_total",
-                 "Time that a side waited for the other, by layer",
-                 static_cast<double>(stall.experts_ns) * kSeconds,
-                 {{"layer", std::to_string(stall.layer)}, {"side", "experts"}});
+    stalled(stall.layer, "device", stall.device_ns);
+    stalled(stall.layer, "experts", stall.experts_ns);
   }
 }
 

@@ -64,8 +64,8 @@ void EnqueueDenseMlp(const StepContext& step, const MlpWeights& weights);
 
 // A MoE block in two parts, between which other work may be enqueued: routing, handing the rows to
 // the experts, the shared expert where there is one, the resident ones; then waiting for the
-// experts. `stamps` is
-// device memory, or null where nothing is measured; its `begin` is the caller's.
+// experts. `stamps` is device memory, or null where nothing is measured; its `begin` is the
+// caller's.
 void EnqueueMoeBegin(const StepContext& step, const LayerWeights& weights, const RouterPicks& picks,
                      LayerStamps* stamps);
 void EnqueueMoeEnd(const StepContext& step, const RouterPicks& picks, LayerStamps* stamps);

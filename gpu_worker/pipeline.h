@@ -13,8 +13,7 @@
 //               experts           |# 0 #|ddd 0 ddd|# 1 #|ddd 1 ddd|    come with layer 1's sum
 //
 //   ping-pong   device  =A0=|=B0=|=A1=|=B1=|=A2=|=B2=   halves A and B of the rows, each a lane;
-//               experts     |#A0#|#B0#|#A1#|#B1#|#A2#   one's experts run under the other's
-//               attention
+//               experts     |#A0#|#B0#|#A1#|#B1#|#A2#   one computes while the other attends
 //
 // Deferral changes results within its two limits (backend.h, SplitPicks); ping-pong does not: ops
 // are row-independent, and A goes first, so that rows of B may read the keys of rows of A.

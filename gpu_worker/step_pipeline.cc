@@ -80,8 +80,11 @@ void StepPipeline::Choose(StepPlan& plan, StepBuffers& buffers) {
   plan.SplitLanes(first, bounds_[0], buffers);
 }
 
-void StepPipeline::Upload(Backend& backend, const StepBuffers& buffers) const {
-  if (decoder_.options().split.deferral) buffers.deferral.Upload(backend, 1);
+void StepPipeline::Upload(Backend& backend, const StepBuffers& buffers,
+                          const StepPlan& plan) const {
+  if (!decoder_.options().split.deferral) return;
+  buffers.deferral.Upload(backend, 1);
+  buffers.may_defer.Upload(backend, static_cast<size_t>(plan.extent()));
 }
 
 StepInputs StepPipeline::Inputs(const StepBuffers& buffers) const {

@@ -62,7 +62,7 @@ class StepPipeline {
   void set_traced(bool traced) { traced_ = traced; }
   bool traced() const { return traced_; }
   void Choose(StepPlan& plan, StepBuffers& buffers);
-  void Upload(Backend& backend, const StepBuffers& buffers) const;
+  void Upload(Backend& backend, const StepBuffers& buffers, const StepPlan& plan) const;
   StepInputs Inputs(const StepBuffers& buffers) const;
   GraphKey graph_key() const;
   void Download(Backend& backend, StepBuffers& buffers, const StepPlan& plan);

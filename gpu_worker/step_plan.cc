@@ -147,7 +147,6 @@ void StepPlan::Upload(Backend& backend, const StepBuffers& buffers) const {
   buffers.ids.Upload(backend, rows);
   buffers.positions.Upload(backend, rows);
   buffers.row_sequence.Upload(backend, rows);
-  buffers.may_defer.Upload(backend, rows);
   buffers.block_table.Upload(backend,
                              sequences_.size() * static_cast<size_t>(blocks_per_sequence_));
   buffers.sample_count.Upload(backend, 1);

@@ -177,7 +177,7 @@ absl::Status StepRunner::Forward() {
   const bool may_stream = hot_ != nullptr && !plan_.is_decode();
   stream_ = may_stream ? hot_->BeginStream(plan_.rows()) : nullptr;
   plan_.Upload(backend_, buffers_);
-  pipeline_->Upload(backend_, buffers_);
+  pipeline_->Upload(backend_, buffers_, plan_);
   ++forwards_;
   if (needs_link) link_->BeginStep(forwards_);
   trace_.Mark(&HostStamps::prepared_ns);

@@ -21,8 +21,9 @@ uint32_t ChunkBudget::Tokens(uint32_t decodes) const {
   const auto bounded = [&](double tokens) {
     return static_cast<uint32_t>(std::clamp(tokens, low, static_cast<double>(options_.max_tokens)));
   };
-  if (advised_rows_ > 0)
+  if (advised_rows_ > 0) {
     return bounded(static_cast<double>(advised_rows_) - static_cast<double>(decodes));
+  }
   if (prompt_token_ns_ <= 0) return std::min(options_.first_tokens, options_.max_tokens);
   const auto limit = static_cast<double>(limit_ns());
   return bounded((limit - decode_step_ns_) / prompt_token_ns_);

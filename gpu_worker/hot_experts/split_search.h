@@ -5,8 +5,8 @@
 // of a layer cannot know (transfers that share PCIe, skewed experts, the first layer's copies that
 // nothing hides) is in the measured steps.
 //
-//   search.Start(guess, most); while (search.active()) { run a step with k(); search.Add(its time)
-//   }
+//   search.Start(guess, most);
+//   while (search.active()) { ... a step with search.k() ...; search.Add(its time of a row); }
 //
 // A trial takes kTrialSteps steps, of which the first is not counted: lanes are cut by the times of
 // the step before. Pure logic. Thread safety: none.

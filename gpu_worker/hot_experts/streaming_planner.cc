@@ -96,8 +96,9 @@ int StreamingPlanner::Choose(int rows) {
     const double gain = LayerNsOf(at, bucket.chosen) / LayerNsOf(at, best) - 1;
     bucket.agreed = gain > options_.min_gain ? 0 : bucket.agreed + 1;
     if (gain > options_.min_gain) bucket.chosen = best;
-    if (bucket.agreed == kAgreedSteps && bucket.chosen > 0)
+    if (bucket.agreed == kAgreedSteps && bucket.chosen > 0) {
       bucket.search.Start(bucket.chosen, most);
+    }
     return bucket.chosen;
   }
   if (bucket.chosen > 0) bucket.chosen = bucket.search.k();

@@ -252,7 +252,7 @@ int Main(int argc, char** argv) {
   parser.AddList("policy", "Policies to run beside plain; all without", &flags.policies);
   parser.Add("steps", "Steps measured of each", &flags.steps, {.min = 1, .max = 200});
   parser.Add("dilation", "How much longer than described everything takes", &flags.dilation,
-             {.min = 1, .max = 10'000});
+             {.min = 20, .max = 10'000});
   parser.Add("max-deferred", "Experts of a token and layer that deferral may defer",
              &flags.max_deferred, {.min = 0, .max = 64});
   parser.Add("max-deferred-mass", "Share of a token's router weight that it may defer",

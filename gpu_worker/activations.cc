@@ -62,13 +62,12 @@ absl::Status MakeArray(Allocator& allocator, size_t count, T*& out) {
   return absl::OkStatus();
 }
 
-absl::Status MakeLayerPicks(Allocator& allocator, size_t rows, size_t picks,
-                            const SplitOptions& split, RouterPicks& out) {
-  RETURN_IF_ERROR(MakeArray(allocator, picks, out.ids));
+// All but what is one array over the layers.
+absl::Status MakeLayerPicks(Allocator& allocator, size_t picks, const SplitOptions& split,
+                            RouterPicks& out) {
   RETURN_IF_ERROR(MakeArray(allocator, picks, out.weights));
   if (!split.any()) return absl::OkStatus();
   RETURN_IF_ERROR(MakeArray(allocator, picks, out.worker_ids));
-  RETURN_IF_ERROR(MakeArray(allocator, rows, out.sums));
   if (split.residents) RETURN_IF_ERROR(MakeArray(allocator, picks, out.resident_slots));
   if (split.deferral) RETURN_IF_ERROR(MakeArray(allocator, picks, out.deferred));
   return absl::OkStatus();
@@ -129,9 +128,18 @@ absl::StatusOr<std::vector<RouterPicks>> MakePicks(Backend& backend, const Model
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (!spec.layers[i].moe) continue;
     RouterPicks& picks = out.emplace_back(RouterPicks{.layer = static_cast<int>(i)});
-    RETURN_IF_ERROR(MakeLayerPicks(allocator, rows, count, split, picks));
+    RETURN_IF_ERROR(MakeLayerPicks(allocator, count, split, picks));
   }
-  if (!out.empty()) out.back().deferred = nullptr;
+  if (out.empty()) return out;
+  out.back().deferred = nullptr;
+  uint16_t* ids = nullptr;
+  PickSums* sums = nullptr;
+  RETURN_IF_ERROR(MakeArray(allocator, out.size() * count, ids));
+  if (split.any()) RETURN_IF_ERROR(MakeArray(allocator, out.size() * rows, sums));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i].ids = ids + i * count;
+    if (sums != nullptr) out[i].sums = sums + i * rows;
+  }
   return out;
 }
 

@@ -16,7 +16,8 @@ namespace tandem::gpu {
 
 // What the router chose in one MoE layer; kept for every layer until the step's end, because a
 // sentinel in `ids` names a row whose numbers are not finite, and for the counts of hot experts.
-// [rows, top_k] each; null where picks are not split (SplitPicks), but ids and weights.
+// [rows, top_k] each; null where picks are not split (SplitPicks), but ids and weights. `ids` and
+// `sums`, which the host reads, follow each other from layer to layer: one copy takes them all.
 struct RouterPicks {
   int layer = 0;
   uint16_t* ids = nullptr;

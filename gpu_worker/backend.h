@@ -368,6 +368,15 @@ struct GraphKey {
   bool operator==(const GraphKey&) const = default;
 };
 
+// Runs of the same length at the same distance in both memories: one transfer, not `count`.
+struct RunsToHostArgs {
+  void* host = nullptr;
+  const void* device = nullptr;
+  size_t run_bytes = 0;
+  size_t stride_bytes = 0;  // from one run to the next
+  size_t count = 0;
+};
+
 struct BlockCopyArgs {
   PagedCache cache;
   int block_tokens = 0;
@@ -395,6 +404,7 @@ class Backend {
 
   virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
+  virtual void CopyRunsToHost(const RunsToHostArgs& args) = 0;
   virtual void RecordEvent(Stream stream, int event) = 0;
   virtual void WaitEvent(Stream stream, int event) = 0;
   // Writes the device's time, in ns from an origin of its own, when all ops before it are done.

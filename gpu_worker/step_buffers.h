@@ -46,6 +46,34 @@ class StagedArray {
   T* device_ = nullptr;
 };
 
+// What the host reads back of every MoE layer: the host's side of a device array [layers, stride].
+template <typename T>
+class LayerArray {
+ public:
+  void Create(size_t layers, size_t stride) {
+    layers_ = layers;
+    stride_ = stride;
+    host_.assign(layers * stride, T{});
+  }
+  size_t layers() const { return layers_; }
+  const T* operator[](size_t layer) const { return host_.data() + layer * stride_; }
+
+  // The first `count` of each layer. REQUIRES: count <= stride.
+  void Download(Backend& backend, const T* device, size_t count) {
+    if (count == 0 || layers_ == 0) return;
+    backend.CopyRunsToHost({.host = host_.data(),
+                            .device = device,
+                            .run_bytes = count * sizeof(T),
+                            .stride_bytes = stride_ * sizeof(T),
+                            .count = layers_});
+  }
+
+ private:
+  size_t layers_ = 0;
+  size_t stride_ = 0;
+  std::vector<T> host_;
+};
+
 // Log-probabilities of some rows: what to report, and the report.
 struct LogprobBuffers {
   absl::Status Create(Backend& backend, size_t rows, int max_logprobs);

@@ -41,8 +41,7 @@ StepPipeline::StepPipeline(const PipelineOptions& options, const Limits& limits,
                            const Decoder& decoder)
     : options_(options), limits_(limits), decoder_(decoder), meter_(LayersOf(decoder.picks())) {
   if (decoder.options().split.any()) {
-    sums_.assign(decoder.picks().size(),
-                 std::vector<PickSums>(static_cast<size_t>(decoder.options().buffer_rows)));
+    sums_.Create(decoder.picks().size(), static_cast<size_t>(decoder.options().buffer_rows));
   }
   set_link(nullptr);
 }
@@ -118,9 +117,8 @@ void StepPipeline::Download(Backend& backend, StepBuffers& buffers, const StepPl
     buffers.stamps.Download(backend, lanes * decoder_.picks().size());
   }
   if (traced_) buffers.step_stamps.Download(backend, 1);
-  for (size_t i = 0; i < sums_.size(); ++i) {
-    backend.CopyToHost(sums_[i].data(), decoder_.picks()[i].sums,
-                       static_cast<size_t>(plan.extent()) * sizeof(PickSums));
+  if (sums_.layers() > 0) {
+    sums_.Download(backend, decoder_.picks()[0].sums, static_cast<size_t>(plan.extent()));
   }
 }
 
@@ -139,9 +137,9 @@ void StepPipeline::Observe(const StepPlan& plan, const StepBuffers& buffers, int
 }
 
 void StepPipeline::CountPicks(const StepPlan& plan) {
-  for (const std::vector<PickSums>& layer : sums_) {
+  for (size_t layer = 0; layer < sums_.layers(); ++layer) {
     for (int row = 0; row < plan.rows(); ++row) {
-      const PickSums& sums = layer[static_cast<size_t>(plan.place_of(row))];
+      const PickSums& sums = sums_[layer][static_cast<size_t>(plan.place_of(row))];
       counters_.deferred_mass += double{sums.deferred_mass};
       counters_.deferred_picks += sums.deferred;
       counters_.resident_picks += sums.resident;

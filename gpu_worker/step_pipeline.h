@@ -92,7 +92,7 @@ class StepPipeline {
   bool graph_ = false;                   // a decode step
   bool traced_ = false;
   StepTimes times_;
-  std::vector<std::vector<PickSums>> sums_;  // [MoE layers][buffer rows], where picks are split
+  LayerArray<PickSums> sums_;  // [buffer rows] a layer, where picks are split
   PipelineCounters counters_;
 };
 

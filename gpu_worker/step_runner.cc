@@ -91,8 +91,8 @@ absl::Status StepRunner::MakeBuffers(const ModelWeights& weights,
   std::vector<int> layers;
   for (const RouterPicks& layer : decoder_->picks()) layers.push_back(layer.layer);
   trace_.set_layers(std::move(layers));
-  picks_.assign(moe_layers, std::vector<uint16_t>(static_cast<size_t>(decoder.buffer_rows) *
-                                                  static_cast<size_t>(spec_.moe.top_k)));
+  picks_.Create(moe_layers,
+                static_cast<size_t>(decoder.buffer_rows) * static_cast<size_t>(spec_.moe.top_k));
   return absl::OkStatus();
 }
 
@@ -266,9 +266,7 @@ void StepRunner::Download() {
   buffers_.prompt.Download(backend_, static_cast<size_t>(plan_.prompt_rows()));
   const size_t picks = static_cast<size_t>(plan_.extent()) * static_cast<size_t>(spec_.moe.top_k);
   const std::vector<RouterPicks>& layers = decoder_->picks();
-  for (size_t i = 0; i < layers.size(); ++i) {
-    backend_.CopyToHost(picks_[i].data(), layers[i].ids, picks * sizeof(uint16_t));
-  }
+  if (!layers.empty()) picks_.Download(backend_, layers[0].ids, picks);
   pipeline_->Download(backend_, buffers_, plan_);
   if (stream_ != nullptr) stream_->Download();
 }
@@ -276,10 +274,10 @@ void StepRunner::Download() {
 void StepRunner::CountPicks() {
   const auto top_k = static_cast<size_t>(spec_.moe.top_k);
   const int stride = HotExperts::CountedStride(plan_.rows());
-  for (size_t layer = 0; layer < picks_.size(); ++layer) {
+  for (size_t layer = 0; layer < picks_.layers(); ++layer) {
     for (int row = 0; row < plan_.rows(); row += stride) {
       const auto place = static_cast<size_t>(plan_.place_of(row));
-      hot_->Count(static_cast<int>(layer), {picks_[layer].data() + place * top_k, top_k});
+      hot_->Count(static_cast<int>(layer), {picks_[layer] + place * top_k, top_k});
     }
   }
   hot_->EndStep();
@@ -288,7 +286,7 @@ void StepRunner::CountPicks() {
 void StepRunner::ObserveStream() {
   const StepTimes& times = pipeline_->times();
   if (plan_.is_decode() || !times.measured) return;
-  const auto layers = static_cast<double>(picks_.size());
+  const auto layers = static_cast<double>(picks_.layers());
   hot_->ObserveStream({.rows = plan_.rows(),
                        .step_ns = static_cast<double>(times.step_ns),
                        .before_ns = static_cast<double>(times.before_ns) / layers,
@@ -307,10 +305,10 @@ bool StepRunner::IsFinite(const PlannedSequence& planned) const {
     return false;
   }
   const auto top_k = static_cast<size_t>(spec_.moe.top_k);
-  for (const std::vector<uint16_t>& layer : picks_) {
+  for (size_t layer = 0; layer < picks_.layers(); ++layer) {
     for (int row = planned.first_row; row < planned.first_row + planned.rows; ++row) {
       const auto place = static_cast<size_t>(plan_.place_of(row));
-      if (layer[place * top_k] == kNoExpert) return false;
+      if (picks_[layer][place * top_k] == kNoExpert) return false;
     }
   }
   return true;

@@ -116,7 +116,7 @@ class StepRunner {
   StepBuffers buffers_;
   std::unique_ptr<StepPipeline> pipeline_;
   StepTrace trace_;
-  std::vector<std::vector<uint16_t>> picks_;  // [MoE layers][buffer rows * top_k]
+  LayerArray<uint16_t> picks_;  // [buffer rows, top_k] a layer
 };
 
 }  // namespace tandem::gpu

@@ -84,6 +84,13 @@ void CpuBackend::CopyToHost(void* host, const void* device, size_t bytes) {
   if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
+void CpuBackend::CopyRunsToHost(const RunsToHostArgs& args) {
+  for (size_t i = 0; i < args.count; ++i) {
+    CopyToHost(static_cast<char*>(args.host) + i * args.stride_bytes,
+               static_cast<const char*>(args.device) + i * args.stride_bytes, args.run_bytes);
+  }
+}
+
 void CpuBackend::ExpertSubmit(const ExpertSubmitArgs& args) {
   TANDEM_DCHECK(args.link->threads() == threads());
   TANDEM_DCHECK(args.x.ld == args.link->limits().hidden);

@@ -57,6 +57,7 @@ class CpuBackend : public Backend {
 
   void CopyToDevice(void* device, const void* host, size_t bytes) override;
   void CopyToHost(void* host, const void* device, size_t bytes) override;
+  void CopyRunsToHost(const RunsToHostArgs& args) override;
   void RecordEvent(Stream stream, int event) override;
   void WaitEvent(Stream stream, int event) override;
   void Stamp(int64_t* device_ns) override;

@@ -129,6 +129,13 @@ void SimBackend::CopyToHost(void* host, const void* device, size_t bytes) {
   });
 }
 
+void SimBackend::CopyRunsToHost(const RunsToHostArgs& args) {
+  device_.timeline.Post(SimResource::kCompute, [this, args, gap_ns = GapNs()] {
+    tensors_.CopyRunsToHost(args);
+    ChargeTransfer(PcieWay::kToHost, args.run_bytes * args.count, gap_ns);
+  });
+}
+
 void SimBackend::CopyInBackground(void* device, const void* host, size_t bytes,
                                   double charged_bytes) {
   device_.timeline.Post(SimResource::kCopy, [this, device, host, bytes, charged_bytes] {

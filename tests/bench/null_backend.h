@@ -33,6 +33,7 @@ class NullBackend final : public gpu::Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     memory_.CopyToHost(host, device, bytes);
   }
+  void CopyRunsToHost(const gpu::RunsToHostArgs& args) override { memory_.CopyRunsToHost(args); }
   void RecordEvent(gpu::Stream, int) override {}
   void WaitEvent(gpu::Stream, int) override {}
   void Stamp(int64_t* device_ns) override { *device_ns = 0; }

@@ -48,6 +48,7 @@ class TimedBackend final : public Backend {
   absl::Status Synchronize() override { return forward_.Synchronize(); }
   void CopyToDevice(void* d, const void* h, size_t n) override { forward_.CopyToDevice(d, h, n); }
   void CopyToHost(void* h, const void* d, size_t n) override { forward_.CopyToHost(h, d, n); }
+  void CopyRunsToHost(const RunsToHostArgs& a) override { forward_.CopyRunsToHost(a); }
   void RecordEvent(Stream stream, int event) override { forward_.RecordEvent(stream, event); }
   void WaitEvent(Stream stream, int event) override { forward_.WaitEvent(stream, event); }
   void Stamp(int64_t* device_ns) override { forward_.Stamp(device_ns); }

@@ -379,6 +379,23 @@ void RecordingBackend::CopyToHost(void* host, const void* device, size_t bytes) 
   }
 }
 
+void RecordingBackend::CopyRunsToHost(const RunsToHostArgs& args) {
+  Record("CopyRunsToHost", Text()
+                               .Add("device", args.device)
+                               .Add("run_bytes", args.run_bytes)
+                               .Add("stride_bytes", args.stride_bytes)
+                               .Add("count", args.count)
+                               .Take());
+  if (forward_ != nullptr) {
+    forward_->CopyRunsToHost(args);
+    return;
+  }
+  for (size_t i = 0; i < args.count; ++i) {
+    std::memcpy(static_cast<char*>(args.host) + i * args.stride_bytes,
+                static_cast<const char*>(args.device) + i * args.stride_bytes, args.run_bytes);
+  }
+}
+
 void RecordingBackend::RecordEvent(Stream stream, int event) {
   Record("RecordEvent", Text().Add("stream", stream).Add("event", event).Take());
   if (forward_ != nullptr) forward_->RecordEvent(stream, event);

@@ -58,7 +58,7 @@ absl::Status FastBlock::Configure(const shm::BatchLimits& limits) {
           ? static_cast<uint32_t>(wanted_fused_rows_)
           : FusedRows(l2_bytes_, totals_stride_, uint64_t{limits.top_k} * m.intermediate,
                       context_.threads);
-  fused_rows_ = std::min(limits.max_rows, fused_rows);
+  fused_rows_ = std::min(2 * limits.max_rows, fused_rows);
   size_t input_bytes = 0, picks_bytes = 0;
   down_rows_bytes_ = 0;
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
@@ -128,7 +128,7 @@ void FastBlock::Begin(const shm::ExpertBatch& batch) {
   segments_.Reset();
   down_.Reset();
   if (context_.groups->picks() == 0) return;
-  fused_ = batch.rows <= fused_rows_;
+  fused_ = context_.groups->outputs() <= fused_rows_;
   const auto groups = static_cast<uint32_t>(context_.groups->groups().size());
   segments_per_task_ = SegmentsPerTask(*context_.store, batch.layer, groups, context_.threads);
   panels_per_task_ = PanelsPerTask(kernels::PanelCount(batch.hidden), context_.threads);
@@ -230,13 +230,13 @@ void FastBlock::AddDownBias(uint32_t layer, const BatchGroups::Group& group, uin
   const float* bias = context_.store->DownBias(layer, group.expert);
   for (uint32_t i = group.begin; bias != nullptr && i < group.begin + group.count; ++i) {
     context_.table->add_scaled(context_.groups->weights()[i], bias + column,
-                               y + context_.groups->rows()[i] * y_stride, columns);
+                               y + context_.groups->targets()[i] * y_stride, columns);
   }
 }
 
 void FastBlock::RunFused(const shm::ExpertBatch& batch, int thread) {
   const Scratch scratch = ScratchOf(thread);
-  std::memset(scratch.totals, 0, batch.rows * totals_stride_ * sizeof(float));
+  std::memset(scratch.totals, 0, context_.groups->outputs() * totals_stride_ * sizeof(float));
   ForEachRun(batch, [&](const BatchGroups::Group& group, SegmentRange run, const void* next) {
     RunFusedSegments(batch.layer, group, run, next, scratch);
     if (run.begin != 0) return;
@@ -267,7 +267,7 @@ void FastBlock::RunFusedSegments(uint32_t layer, const BatchGroups::Group& group
     call.rows = block.rows;
     call.y = scratch.totals;
     call.y_stride = totals_stride_;
-    call.y_rows = context_.groups->rows() + block.first;
+    call.y_rows = context_.groups->targets() + block.first;
     call.panel_end = kernels::PanelCount(down.n);
     call.accumulate = true;
     DownKernels(layer).gemm(down, call);
@@ -280,7 +280,7 @@ void FastBlock::Reduce(const shm::ExpertBatch& batch, int thread) const {
   const uint32_t column = lines.begin * 16;
   const uint32_t end = std::min(batch.hidden, lines.end * 16);
   if (column >= end) return;
-  for (uint32_t row = 0; row < batch.rows; ++row) {
+  for (uint32_t row = 0; row < context_.groups->outputs(); ++row) {
     float* out = batch.out + size_t{row} * batch.hidden + column;
     const size_t from = row * totals_stride_ + column;
     std::memcpy(out, ScratchOf(0).totals + from, (end - column) * sizeof(float));
@@ -333,7 +333,7 @@ void FastBlock::RunTiledDown(const shm::ExpertBatch& batch, uint32_t task,
   call.y = batch.out + column;
   call.y_stride = batch.hidden;
   call.accumulate = true;
-  for (uint32_t row = 0; row < batch.rows; ++row) {
+  for (uint32_t row = 0; row < context_.groups->outputs(); ++row) {
     std::memset(call.y + size_t{row} * batch.hidden, 0, columns * sizeof(float));
   }
   const auto block = static_cast<uint32_t>(std::max<size_t>(l2_bytes_ / 2 / picks.row_bytes(), 32));
@@ -349,7 +349,7 @@ void FastBlock::RunTiledDown(const shm::ExpertBatch& batch, uint32_t task,
     for (uint32_t done = 0; done < group.count; done += block) {
       call.rows = std::min(block, group.count - done);
       call.next = done + call.rows == group.count ? next : nullptr;
-      call.y_rows = context_.groups->rows() + group.begin + done;
+      call.y_rows = context_.groups->targets() + group.begin + done;
       picks.Fill(group.begin + done, &call);
       DownKernels(batch.layer).gemm(down, call);
     }

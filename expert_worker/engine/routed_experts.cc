@@ -1,11 +1,13 @@
 #include "expert_worker/engine/routed_experts.h"
 
+#include <cstring>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 
 namespace tandem::expert {
-
 RoutedExperts::RoutedExperts(const WeightStore* store, const kernels::KernelTable* table,
                              const Options& options)
     : store_(store),
@@ -32,19 +34,23 @@ absl::Status RoutedExperts::Configure(const shm::BatchLimits& limits) {
   workspace_bytes_.store(exact ? parity_.workspace_bytes() : fast_.workspace_bytes(),
                          std::memory_order_relaxed);
   RETURN_IF_ERROR(MakeCarries(limits));
-  groups_.Configure(m.experts, limits.max_rows, limits.top_k);
+  // Parity mode's sums keep the order of the picks.
+  groups_.Configure(m.experts, limits.max_rows, limits.top_k,
+                    exact ? 0 : BatchGroups::kSharedPicks);
   limits_ = limits;
   return absl::OkStatus();
 }
 
 absl::Status RoutedExperts::MakeCarries(const shm::BatchLimits& limits) {
-  const size_t floats = size_t{limits.max_rows} * limits.hidden;
+  const size_t floats = size_t{2} * limits.max_rows * limits.hidden;
   // Small pages are touched as they are used: a few rows, or none.
-  ASSIGN_OR_RETURN(carry_memory_,
-                   PageBuffer::Allocate(limits.lanes * floats * sizeof(float), HugePages::kOff));
+  ASSIGN_OR_RETURN(carry_memory_, PageBuffer::Allocate(2 * limits.lanes * floats * sizeof(float),
+                                                       HugePages::kOff));
   carries_.assign(limits.lanes, Carry{});
-  for (size_t lane = 0; lane < carries_.size(); ++lane) {
-    carries_[lane].sums = static_cast<float*>(carry_memory_.data()) + lane * floats;
+  auto* sums = static_cast<float*>(carry_memory_.data());
+  for (Carry& carry : carries_) {
+    carry.sums = std::exchange(sums, sums + floats);
+    carry.next_sums = std::exchange(sums, sums + floats);
   }
   return absl::OkStatus();
 }
@@ -85,24 +91,28 @@ bool RoutedExperts::IsDue(const Carry& carry, const shm::ExpertBatch& batch) con
 template <typename Block>
 void RoutedExperts::RunBlock(Block& block, const shm::ExpertBatch& batch, int thread) {
   if (batch.rows == 0) return;
+  Carry& carry = carries_[batch.lane];
   if (thread == 0) {
-    Carry& carry = carries_[batch.lane];
-    carry_due_ = IsDue(carry, batch);
+    due_ = IsDue(carry, batch) ? carry.carried(batch) : nullptr;
     carry.full = false;
+    std::swap(carry.sums, carry.next_sums);
     GroupPicks(batch, BatchGroups::Part::kImmediate);
+    shares_ = groups_.outputs() > batch.rows;
     block.Begin(batch);
   }
   block.Prepare(batch, thread);
   context_.Wait();
+  shm::ExpertBatch part = batch;
+  if (shares_) part.out = carry.sums;
   if (groups_.picks() == 0) {
     ZeroRows(batch, thread, context_.threads);
   } else {
-    block.Run(batch, thread);
+    block.Run(part, thread);
   }
-  if (carry_due_) {
-    context_.Wait();
-    AddCarry(batch, thread);
-  }
+  if (!shares_ && due_ == nullptr) return;
+  context_.Wait();
+  if (shares_) CopyShare(batch, carry.sums, batch.out, thread);
+  if (due_ != nullptr) AddShare(batch, due_, batch.out, thread);
 }
 
 // Rows are still in the kernel's form from Run.
@@ -110,21 +120,35 @@ template <typename Block>
 void RoutedExperts::RunDeferredBlock(Block& block, const shm::ExpertBatch& batch, int thread) {
   if (batch.rows == 0) return;
   Carry& carry = carries_[batch.lane];
-  shm::ExpertBatch part = batch;
-  part.out = carry.sums;
   if (thread == 0) {
     GroupPicks(batch, BatchGroups::Part::kDeferred);
-    block.Begin(part);
-    carry = {groups_.picks() > 0, batch.step, batch.epoch, batch.layer, batch.rows, carry.sums};
+    block.Begin(batch);
+    carry.full = shares_ || groups_.picks() > 0;
+    carry.step = batch.step;
+    carry.epoch = batch.epoch;
+    carry.layer = batch.layer;
+    carry.rows = batch.rows;
   }
   context_.Wait();
-  if (groups_.picks() > 0) block.Run(part, thread);
+  if (groups_.picks() == 0) return;
+  shm::ExpertBatch part = batch;
+  part.out = shares_ ? carry.sums : carry.carried(batch);
+  block.Run(part, thread);
+  if (!shares_) return;
+  context_.Wait();
+  AddShare(batch, carry.sums, carry.carried(batch), thread);
 }
 
-void RoutedExperts::AddCarry(const shm::ExpertBatch& batch, int thread) const {
+void RoutedExperts::AddShare(const shm::ExpertBatch& batch, const float* from, float* to,
+                             int thread) const {
   const Share share = ShareOf(batch.rows * batch.hidden, thread, context_.threads);
-  context_.table->add_scaled(1.0f, carries_[batch.lane].sums + share.begin, batch.out + share.begin,
-                             share.end - share.begin);
+  context_.table->add_scaled(1.0f, from + share.begin, to + share.begin, share.end - share.begin);
+}
+
+void RoutedExperts::CopyShare(const shm::ExpertBatch& batch, const float* from, float* to,
+                              int thread) const {
+  const Share share = ShareOf(batch.rows * batch.hidden, thread, context_.threads);
+  std::memcpy(to + share.begin, from + share.begin, (share.end - share.begin) * sizeof(float));
 }
 
 }  // namespace tandem::expert

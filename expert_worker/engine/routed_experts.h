@@ -11,7 +11,9 @@
 //
 // Deferred picks (Expert Deferral): Run answers with the sum of the other picks plus the carry,
 // what RunDeferred has left of the same lane's previous layer. A carry is dropped when the step or
-// the epoch changes. Without deferred picks nothing of this is executed: same bits.
+// the epoch changes. Without deferred picks nothing of this is executed: same bits. In default mode
+// Run takes deferred picks of experts whose weights it reads anyway along (batch_groups.h); they go
+// into the carry.
 //
 // Thread safety: Run as BatchHandler says; Configure and Run exclude each other. Ownership: store
 // and table must outlive it. Errors: Configure only; a layer without routed experts gives zeros.
@@ -48,7 +50,7 @@ class RoutedExperts final : public shm::BatchHandler {
                 const Options& options);
 
   // Chooses the mode by limits.row_type and allocates the workspace: about rows * (hidden + top_k *
-  // width) elements, and sums of a few rows a thread. The carries, [lanes, rows, hidden], take
+  // width) elements, and sums of a few rows a thread. The carries, [lanes, 4 * rows, hidden], take
   // memory only once picks are deferred.
   // Errors: FAILED_PRECONDITION when the limits are not those of the store; RESOURCE_EXHAUSTED.
   absl::Status Configure(const shm::BatchLimits& limits) override;
@@ -61,14 +63,22 @@ class RoutedExperts final : public shm::BatchHandler {
   uint64_t workspace_bytes() const { return workspace_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  // What a lane's deferred picks have summed to, for its next layer.
+  // What a lane's deferred picks have summed to, for its next layer. Two buffers take turns, since
+  // the next carry begins before the last one is answered.
   struct Carry {
     bool full = false;
     uint64_t step = 0;
     uint64_t epoch = 0;
     uint32_t layer = 0;
     uint32_t rows = 0;
-    float* sums = nullptr;  // [max_rows, hidden]
+    // [2 * max_rows, hidden]: the rows of a batch's own sums, where they are not written into its
+    // results at once, then those of the carry.
+    float* sums = nullptr;
+    float* next_sums = nullptr;
+
+    float* carried(const shm::ExpertBatch& batch) const {
+      return sums + size_t{batch.rows} * batch.hidden;
+    }
   };
 
   absl::Status MakeCarries(const shm::BatchLimits& limits);
@@ -78,7 +88,9 @@ class RoutedExperts final : public shm::BatchHandler {
   void RunDeferredBlock(Block& block, const shm::ExpertBatch& batch, int thread);
   void GroupPicks(const shm::ExpertBatch& batch, BatchGroups::Part part);
   bool IsDue(const Carry& carry, const shm::ExpertBatch& batch) const;
-  void AddCarry(const shm::ExpertBatch& batch, int thread) const;
+  // Adds `from` [rows, hidden] to `to`: this thread's share.
+  void AddShare(const shm::ExpertBatch& batch, const float* from, float* to, int thread) const;
+  void CopyShare(const shm::ExpertBatch& batch, const float* from, float* to, int thread) const;
 
   const WeightStore* const store_;
   shm::TeamBarrier barrier_;
@@ -87,7 +99,8 @@ class RoutedExperts final : public shm::BatchHandler {
   std::atomic<uint64_t> workspace_bytes_{0};
   // Of the batch in progress; written by thread 0 before the first barrier.
   BatchGroups groups_;
-  bool carry_due_ = false;
+  const float* due_ = nullptr;  // the carry that belongs into its results
+  bool shares_ = false;         // Run computes deferred picks too
   std::vector<Carry> carries_;  // one a lane
   PageBuffer carry_memory_;
   ParityBlock parity_;

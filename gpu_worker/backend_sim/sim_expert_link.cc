@@ -7,6 +7,8 @@
 namespace tandem::gpu {
 namespace {
 
+using Part = expert::BatchGroups::Part;
+
 constexpr double kRowBytes = 2;           // BF16, an element
 constexpr double kSumBytes = 4;           // F32, an element
 constexpr double kPickBytes = 2 + 4 + 1;  // expert id, weight, deferred
@@ -17,9 +19,10 @@ SimExpertLink::SimExpertLink(SimDevice& device, ExpertLink& inner)
     : device_(device),
       inner_(inner),
       lanes_(inner.limits().lanes),
-      times_(size_t{inner.limits().lanes} * inner.limits().num_layers),
-      seen_(inner.limits().num_experts) {
+      times_(size_t{inner.limits().lanes} * inner.limits().num_layers) {
   TANDEM_CHECK(inner.threads() == 1);
+  groups_.Configure(limits().num_experts, limits().max_rows, limits().top_k,
+                    expert::BatchGroups::kSharedPicks);
 }
 
 SimExpertLink::~SimExpertLink() { device_.timeline.Drain(SimResource::kExperts); }
@@ -55,26 +58,18 @@ void SimExpertLink::Submit(const Submission& submission, int thread, int threads
                   [this, submission, step = begun_step_] { Compute(submission, step); });
 }
 
-SimExpertLink::Load SimExpertLink::LoadOf(const Submission& submission, bool deferred) {
-  Load load;
-  ++count_;
-  const int64_t picks =
-      int64_t{RowsOf(submission.rows, submission.max_rows)} * int64_t{limits().top_k};
-  for (int64_t i = 0; i < picks; ++i) {
-    const uint16_t id = submission.ids[i];
-    const bool is_deferred = submission.deferred != nullptr && submission.deferred[i] != 0;
-    if (id >= seen_.size() || is_deferred != deferred) continue;  // none, resident or refused
-    ++load.picks;
-    load.experts += seen_[id] != count_ ? 1 : 0;
-    seen_[id] = count_;
-  }
-  return load;
-}
-
-int64_t SimExpertLink::CostNs(const Load& load) const {
+int64_t SimExpertLink::CostNs(const Submission& submission, expert::BatchGroups::Part part) {
   const SimMachine& machine = device_.machine;
-  return RoofNs(load.experts * device_.shape.expert_bytes(), machine.cpu_bandwidth_gbps,
-                load.picks * device_.shape.expert_flops(), machine.cpu_tflops);
+  const shm::ExpertBatch batch{
+      .rows = static_cast<uint32_t>(RowsOf(submission.rows, submission.max_rows)),
+      .top_k = limits().top_k,
+      .ids = submission.ids,
+      .weights = submission.weights,
+      .deferred = submission.deferred};
+  groups_.Assign(batch, part);
+  const auto experts = static_cast<double>(groups_.groups().size());
+  return RoofNs(experts * device_.shape.expert_bytes(), machine.cpu_bandwidth_gbps,
+                groups_.picks() * device_.shape.expert_flops(), machine.cpu_tflops);
 }
 
 void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
@@ -85,8 +80,8 @@ void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
   SimExpertRecord record{
       .lane = submission.lane, .layer = submission.layer, .stall_ns = begin_ns - idle_since_ns_};
   record.immediate_ns = static_cast<int64_t>(device_.machine.submission_us * 1000) +
-                        CostNs(LoadOf(submission, false));
-  record.deferred_ns = CostNs(LoadOf(submission, true));
+                        CostNs(submission, Part::kImmediate);
+  record.deferred_ns = CostNs(submission, Part::kDeferred);
   device_.log.Add(record);
   const int64_t answer_ns = begin_ns + record.immediate_ns;
   if (submission.layer < limits().num_layers) {

@@ -8,6 +8,8 @@
 //                                              picks * operations / peak)
 //   deferred part  = the same of the deferred picks, without the overhead, after the answer
 //
+// Which picks are of which part the expert worker decides (batch_groups.h).
+//
 // Rows and sums cross PCIe at the big model's width (rows BF16, sums F32), within the ops of the
 // compute stream that call Submit and Wait. Submissions of all lanes are taken up in their order by
 // one team. In wall mode the team is the timeline's experts' thread.
@@ -21,6 +23,7 @@
 #include <mutex>
 #include <vector>
 
+#include "expert_worker/engine/batch_groups.h"
 #include "gpu_worker/backend_sim/sim_device.h"
 #include "gpu_worker/expert_link.h"
 
@@ -56,24 +59,16 @@ class SimExpertLink final : public ExpertLink {
     uint64_t step = 0;
     LayerTimes times;
   };
-  // Distinct experts and picks of one part of a submission.
-  struct Load {
-    int experts = 0;
-    int picks = 0;
-  };
-
   // On the experts' resource.
   void Compute(const Submission& submission, uint64_t step);
-  Load LoadOf(const Submission& submission, bool deferred);
-  int64_t CostNs(const Load& load) const;
+  int64_t CostNs(const Submission& submission, expert::BatchGroups::Part part);
   int32_t RowsOf(const int32_t* rows, int32_t max_rows) const;
 
   SimDevice& device_;
   ExpertLink& inner_;
   std::vector<Lane> lanes_;
   std::vector<StepTimes> times_;  // [lanes, layers], complete before the answer shows
-  std::vector<uint32_t> seen_;    // [experts]: the last count that met the expert
-  uint32_t count_ = 0;
+  expert::BatchGroups groups_;
   uint64_t begun_step_ = 0;   // host, and the compute stream during a step
   uint64_t active_step_ = 0;  // experts' resource
   int64_t idle_since_ns_ = 0;

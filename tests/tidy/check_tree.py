@@ -39,7 +39,7 @@ ALLOWED = {
     "gpu_worker/hot_experts": COMMON | {"gpu_worker"},
     "gpu_worker/links": COMMON | {"gpu_worker"},
     "gpu_worker/backend_cpu": COMMON | KERNELS | {"gpu_worker"},
-    "gpu_worker/backend_sim": COMMON | {"gpu_worker", "gpu_worker/backend_cpu"},
+    "gpu_worker/backend_sim": COMMON | KERNELS | {"gpu_worker", "gpu_worker/backend_cpu"},
     "gateway/text": {"common/base"},
     "gateway/scheduling": {"common/base"},
     "gateway/api": {"common/base", "gateway", "gateway/text", "proto/serving"},

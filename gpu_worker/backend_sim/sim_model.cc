@@ -117,7 +117,15 @@ const SimModel* FindSimModel(std::string_view name) {
 
 nlohmann::json BigConfig(const SimModel& model) {
   nlohmann::json config = nlohmann::json::parse(model.config);
-  if (model.layers > 0) config["num_hidden_layers"] = model.layers;
+  if (model.layers == 0) return config;
+  // With their share of dense layers, which keep the experts idle.
+  constexpr const char* kDense = "first_k_dense_replace";
+  const int all = config["num_hidden_layers"].get<int>();
+  if (config.contains(kDense)) {
+    const int dense = config[kDense].get<int>();
+    config[kDense] = std::clamp((dense * model.layers + all / 2) / all, std::min(dense, 1), dense);
+  }
+  config["num_hidden_layers"] = model.layers;
   return config;
 }
 

@@ -39,7 +39,7 @@ struct Flags {
   std::vector<std::string> policies;   // empty: all
   int steps = 5;
   int dilation = 20;
-  int max_deferred = 4;
+  int max_deferred = 0;  // chosen for each scenario
   double max_deferred_mass = 1;
   int measure_every = 16;  // a stamp is a launch
 };
@@ -81,15 +81,21 @@ nlohmann::json RowOf(const Scenario& scenario, PipelinePolicy policy,
       {"cpu_busy_us",
        MedianOf(samples,
                 [](const auto& s) { return static_cast<double>(ExpertsNs(s.costs)) * 1e-3; })},
+      {"layers_to_experts", MedianOf(samples,
+                                     [](const auto& s) {
+                                       return static_cast<double>(LayersNs(s.costs)) /
+                                              static_cast<double>(ExpertsNs(s.costs));
+                                     })},
       {"virtual_us", MedianOf(samples, [](const auto& s) { return s.virtual_us; })}};
 }
 
 void PrintRow(const nlohmann::json& row) {
-  std::printf("%-44s %-8s %-8s %9.0f %9.0f %6.1f %% %6.2fx %9.0f %9.0f %9.0f %9.0f\n",
+  std::printf("%-44s %-8s %-8s %3d %9.0f %9.0f %6.1f %% %6.2fx %5.2f %9.0f %9.0f %9.0f %9.0f\n",
               row["scenario"].get<std::string>().c_str(), row["policy"].get<std::string>().c_str(),
-              row["chosen"].get<std::string>().c_str(), row["step_us"].get<double>(),
-              row["bound_us"].get<double>(), 100 * row["share_of_bound"].get<double>(),
-              row["gain_over_plain"].get<double>(), row["gpu_stall_us"].get<double>(),
+              row["chosen"].get<std::string>().c_str(), row["max_deferred"].get<int>(),
+              row["step_us"].get<double>(), row["bound_us"].get<double>(),
+              100 * row["share_of_bound"].get<double>(), row["gain_over_plain"].get<double>(),
+              row["layers_to_experts"].get<double>(), row["gpu_stall_us"].get<double>(),
               row["cpu_stall_us"].get<double>(), row["gpu_busy_us"].get<double>(),
               row["cpu_busy_us"].get<double>());
   std::fflush(stdout);
@@ -147,7 +153,6 @@ class Bench {
  public:
   explicit Bench(const Flags& flags) : flags_(flags), models_(dir_.path().string()) {
     json_["dilation"] = flags.dilation;
-    json_["max_deferred"] = flags.max_deferred;
     json_["max_deferred_mass"] = flags.max_deferred_mass;
     json_["measure_every"] = flags.measure_every;
     json_["rows"] = nlohmann::json::array();
@@ -156,8 +161,9 @@ class Bench {
 
   absl::Status Run() {
     std::printf("dilation %dx, medians of %d steps, times in us\n", flags_.dilation, flags_.steps);
-    std::printf("%-44s %-8s %-8s %9s %9s %8s %7s %9s %9s %9s %9s\n", "scenario", "policy", "chosen",
-                "step", "bound", "share", "gain", "gpu stall", "cpu stall", "gpu busy", "cpu busy");
+    std::printf("%-44s %-8s %-8s %3s %9s %9s %8s %7s %5s %9s %9s %9s %9s\n", "scenario", "policy",
+                "chosen", "max", "step", "bound", "share", "gain", "g/c", "gpu stall", "cpu stall",
+                "gpu busy", "cpu busy");
     for (const Scenario& scenario : PipelineScenarios()) {
       if (!Matches(flags_.scenarios, scenario.name, true)) continue;
       RETURN_IF_ERROR(RunScenario(scenario));
@@ -170,13 +176,15 @@ class Bench {
   absl::Status RunScenario(Scenario scenario) {
     ASSIGN_OR_RETURN(const std::string dir, models_.DirOf(scenario.model));
     ASSIGN_OR_RETURN(scenario.machine, MachineOf(scenario, dir));
+    ASSIGN_OR_RETURN(const int max_deferred, MaxDeferred(scenario, dir));
     double plain_us = 0;
     for (const PipelinePolicy policy : kPipelinePolicies) {
       const bool plain = policy == PipelinePolicy::kPlain;  // what the others are compared with
       if (!plain && !Matches(flags_.policies, NameOf(policy), false)) continue;
-      const auto samples = Measure(scenario, policy, dir);
+      const auto samples = Measure(scenario, policy, max_deferred, dir);
       RETURN_IF_ERROR(samples.status());
-      const nlohmann::json row = RowOf(scenario, policy, *samples, plain_us);
+      nlohmann::json row = RowOf(scenario, policy, *samples, plain_us);
+      row["max_deferred"] = max_deferred;
       if (plain) plain_us = row["step_us"];
       PrintRow(row);
       json_["rows"].push_back(row);
@@ -188,11 +196,17 @@ class Bench {
     return absl::OkStatus();
   }
 
+  // Prompt rows are not deferred.
+  absl::StatusOr<int> MaxDeferred(const Scenario& scenario, const std::string& dir) const {
+    if (flags_.max_deferred > 0 || scenario.prefill_rows > 0) return flags_.max_deferred;
+    return DeferredFor(scenario, dir);
+  }
+
   absl::StatusOr<std::vector<StepSample>> Measure(const Scenario& scenario, PipelinePolicy policy,
-                                                  const std::string& dir) const {
+                                                  int max_deferred, const std::string& dir) const {
     const PolicyOptions options{
         .policy = policy,
-        .deferral = {.max_deferred = flags_.max_deferred,
+        .deferral = {.max_deferred = max_deferred,
                      .max_mass = static_cast<float>(flags_.max_deferred_mass)},
         .measure_every = flags_.measure_every};
     ASSIGN_OR_RETURN(const std::unique_ptr<PipelineRun> run,
@@ -253,8 +267,10 @@ int Main(int argc, char** argv) {
   parser.Add("steps", "Steps measured of each", &flags.steps, {.min = 1, .max = 200});
   parser.Add("dilation", "How much longer than described everything takes", &flags.dilation,
              {.min = 20, .max = 10'000});
-  parser.Add("max-deferred", "Experts of a token and layer that deferral may defer",
-             &flags.max_deferred, {.min = 0, .max = 64});
+  parser.Add(
+      "max-deferred",
+      "Experts of a token and layer that deferral may defer; 0: as few as do what more would",
+      &flags.max_deferred, {.min = 0, .max = 64});
   parser.Add("max-deferred-mass", "Share of a token's router weight that it may defer",
              &flags.max_deferred_mass);
   parser.Add("measure-every", "Steps from one with time stamps to the next", &flags.measure_every,

@@ -98,8 +98,10 @@ StepCosts CostsOf(const SimLog::Records& records, int64_t latency_ns) {
   return costs;
 }
 
-int64_t DeviceNs(const StepCosts& costs) {
-  int64_t sum_ns = costs.head_ns + costs.tail_ns;
+int64_t DeviceNs(const StepCosts& costs) { return costs.head_ns + LayersNs(costs) + costs.tail_ns; }
+
+int64_t LayersNs(const StepCosts& costs) {
+  int64_t sum_ns = 0;
   for (const auto& layers : costs.lanes) {
     for (const LayerCost& layer : layers) sum_ns += layer.pre_ns + layer.post_ns + layer.wait_ns;
   }

@@ -43,6 +43,7 @@ struct StepCosts {
 StepCosts CostsOf(const gpu::SimLog::Records& records, int64_t latency_ns);
 
 int64_t DeviceNs(const StepCosts& costs);   // the stream's work
+int64_t LayersNs(const StepCosts& costs);   // of it that of the MoE layers, and what leads to them
 int64_t ExpertsNs(const StepCosts& costs);  // the experts' work
 int64_t BoundNs(const StepCosts& costs);
 

@@ -201,6 +201,28 @@ absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::s
   return machine;
 }
 
+absl::StatusOr<int> DeferredFor(const Scenario& scenario, const std::string& dir) {
+  constexpr int kSteps = 3;
+  ASSIGN_OR_RETURN(const gpu::SimShape shape, gpu::MakeSimShape(scenario.model));
+  std::vector<double> step_us;
+  for (int deferred = 1; deferred <= shape.big.moe.top_k; ++deferred) {
+    const PolicyOptions options{.policy = PipelinePolicy::kDeferral,
+                                .deferral = {.max_deferred = deferred, .max_mass = 1},
+                                .measure_every = 1000};
+    ASSIGN_OR_RETURN(const auto run, PipelineRun::Create(scenario, options, dir));
+    std::vector<double> samples;
+    for (int i = 0; i < kSteps; ++i) {
+      ASSIGN_OR_RETURN(const StepSample sample, run->Step());
+      samples.push_back(sample.virtual_us);
+    }
+    step_us.push_back(Median(samples));
+  }
+  const double enough_us = *std::min_element(step_us.begin(), step_us.end()) * 1.01;
+  const auto first =
+      std::find_if(step_us.begin(), step_us.end(), [&](double us) { return us <= enough_us; });
+  return static_cast<int>(first - step_us.begin()) + 1;
+}
+
 absl::StatusOr<std::string> PipelineModels::DirOf(const gpu::SimModel& model) const {
   // The same tensors serve every format of the described model.
   const nlohmann::json config = gpu::SmallConfig(model);

@@ -5,16 +5,16 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/worker_protocol.h"
 #include "common/shm/unique_fd.h"
 #include "tandem/worker/v1/expert_worker.grpc.pb.h"
+#include "tests/testing/child_process.h"
 #include "tests/testing/shared_data.h"
 #include "tests/testing/temp_dir.h"
 
@@ -23,37 +23,11 @@ namespace {
 
 namespace v1 = worker::v1;
 
-// The program under test; killed at the latest when the object goes.
-class Process {
+// The program under test.
+class Process : public tandem::testing::ChildProcess {
  public:
-  explicit Process(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), TANDEM_EXPERT_WORKER_PATH);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    pid_ = fork();
-    if (pid_ == 0) {
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-  }
-  ~Process() {
-    if (pid_ > 0) Signal(SIGKILL);
-  }
-  // Exit code, or 128 + signal.
-  int Signal(int signal) {
-    kill(pid_, signal);
-    return Wait();
-  }
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-
- private:
-  pid_t pid_ = -1;
+  explicit Process(std::vector<std::string> arguments)
+      : ChildProcess(TANDEM_EXPERT_WORKER_PATH, std::move(arguments)) {}
 };
 
 class ExpertProcessTest : public ::testing::Test {

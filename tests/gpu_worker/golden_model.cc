@@ -78,7 +78,9 @@ absl::Status GoldenModel::MakeHotExperts(const GoldenOptions& golden) {
   for (const RouterPicks& picks : runner_->decoder().picks()) {
     options.moe_layers.push_back(picks.layer);
   }
-  ASSIGN_OR_RETURN(hot_, HotExperts::Create(backend(), shape, *weight_source_, options));
+  ExpertWeightSource& source =
+      golden.weight_source != nullptr ? *golden.weight_source : *weight_source_;
+  ASSIGN_OR_RETURN(hot_, HotExperts::Create(backend(), shape, source, options));
   runner_->set_hot_experts(hot_.get());
   return absl::OkStatus();
 }

@@ -39,6 +39,8 @@ struct GoldenOptions {
   HotPolicy::Options hot_policy = {};
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
+  // Where hot experts are copied from instead of the experts in process; must outlive the model.
+  ExpertWeightSource* weight_source = nullptr;
 };
 
 class GoldenModel {

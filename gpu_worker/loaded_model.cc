@@ -137,6 +137,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Create(const std::stri
     loader = std::thread([&] { experts = model->workers_->Load(dir); });
   }
   absl::Status status = model->LoadDense(options, progress);
+  // What cannot be is refused before experts have loaded.
+  if (status.ok()) status = model->MakeHotExperts(options);
   if (!status.ok() && has_workers) model->workers_->Stop();
   if (loader.joinable()) {
     if (status.ok()) progress.SetPhase("experts");
@@ -200,7 +202,7 @@ absl::Status LoadedModel::LoadExperts(const WorkerOptions& options, LoadProgress
   if (workers_ != nullptr) {
     RETURN_IF_ERROR(workers_->Attach(LinkLimits(spec_, options.max_step_rows, rows), model_hash_));
     runner_->set_link(workers_->link());
-    return MakeHotExperts(options);
+    return CheckWeightSource(options);
   }
   progress.SetPhase("experts");
   InProcessExpertsOptions inprocess;
@@ -243,6 +245,14 @@ void LoadedModel::SetWeightHandlers(ExpertWorkersOptions& workers) {
   workers.on_lost = [source](size_t worker) { source->Drop(worker); };
 }
 
+absl::Status LoadedModel::CheckWeightSource(const WorkerOptions& options) const {
+  if (weight_source_ == nullptr || weight_source_->available()) return absl::OkStatus();
+  const std::string& address = options.expert_addresses[weight_source_->first_missing()];
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--hot-experts-gb copies experts out of the workers' sealed memory, and the worker at ",
+      address, " hands none over: start it with --weights=copy, or set --hot-experts-gb=0"));
+}
+
 absl::Status LoadedModel::MakeHotExperts(const WorkerOptions& options) {
   if (weight_source_ == nullptr) return absl::OkStatus();
   ResidentShape shape = weight_source_->Shape(spec_.moe.top_k);
@@ -253,12 +263,7 @@ absl::Status LoadedModel::MakeHotExperts(const WorkerOptions& options) {
   for (const RouterPicks& picks : runner_->decoder().picks()) hot.moe_layers.push_back(picks.layer);
   hot.stream_prompts = options.stream_prompts;
   hot.state_dir = options.state_dir;
-  auto made = HotExperts::Create(*backend_, shape, *weight_source_, hot);
-  if (absl::IsFailedPrecondition(made.status())) {
-    LogWarn("hot_experts_off", {{"reason", made.status().ToString()}});
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(hot_, std::move(made));
+  ASSIGN_OR_RETURN(hot_, HotExperts::Create(*backend_, shape, *weight_source_, hot));
   runner_->set_hot_experts(hot_.get());
   LogInfo("hot_experts", {{"slots", LogValue(hot_->counters().slots)},
                           {"budget", FormatBytes(options.hot_experts_bytes)}});

@@ -5,7 +5,7 @@
 //
 // Thread safety: Create, Run, Reset and the destructor belong to one thread (the backend's caller);
 // ready(), progress() and the counters may be read by any. Errors of Create: DATA_LOSS or
-// INVALID_ARGUMENT naming file and tensor, RESOURCE_EXHAUSTED, the expert workers' own.
+// INVALID_ARGUMENT naming file, tensor or option, RESOURCE_EXHAUSTED, the expert workers' own.
 
 #include <atomic>
 #include <chrono>
@@ -123,6 +123,8 @@ class LoadedModel {
   absl::Status MakeRunner(const WorkerOptions& options);
   absl::Status MakeWeightSource(const WorkerOptions& options);
   absl::Status MakeHotExperts(const WorkerOptions& options);
+  // That the workers have handed over what hot experts are copied from.
+  absl::Status CheckWeightSource(const WorkerOptions& options) const;
   void SetWeightHandlers(ExpertWorkersOptions& workers);
   absl::Status LoadExperts(const WorkerOptions& options, LoadProgress& progress);
   absl::Status AttachWorkers(const WorkerOptions& options, LoadProgress& progress);

@@ -50,6 +50,8 @@ class ExpertWeightSource {
   // An expert of a layer of the model, in canonical form; `out` is overwritten, its memory reused.
   // Any thread. UNAVAILABLE while a worker that holds a part of it is lost.
   virtual absl::Status Read(int layer, int expert, CanonicalExpert* out) = 0;
+  // False: Read fails, a part is missing. Any thread; takes no lock.
+  virtual bool available() const = 0;
 };
 
 // What a step reads: the slots, and where each expert lies.

@@ -158,6 +158,12 @@ absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
                      "may be deferred"));
   }
   const int workers = ExpertWorkerCount(inputs.options, inputs.topology);
+  if (inputs.options.weights == "map" && inputs.options.hot_experts_gb > 0 && workers > 0) {
+    return absl::InvalidArgumentError(
+        "--hot-experts-gb copies experts out of the workers' memory, where --weights=map puts "
+        "none: "
+        "--weights=copy is needed, or --hot-experts-gb=0");
+  }
   auto shares = ExpertShares(inputs.options, workers);
   if (workers > 0 && !shares.ok()) return shares.status();
   for (int i = 0; i < workers; ++i) {

@@ -7,13 +7,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "gpu_worker/hot_experts/counts_file.h"
 
 namespace tandem::gpu {
 namespace {
+
+// One for an expert, one spare.
+constexpr int kLeastSlots = 2;
 
 // The copier takes what the cores have left: where it shares them with the pools, steps go first.
 void LowerPriority() {
@@ -35,6 +38,17 @@ int RingSlots(const HotExpertsOptions& options, int slots) {
          std::min(options.experts, slots / 2 / ExpertStream::kRingLayers);
 }
 
+absl::Status TooSmallError(uint64_t budget_bytes, uint64_t slot_bytes) {
+  constexpr double kGb = 1e9;
+  // Rounded up to whole kilobytes, so that the figure that is named does hold one.
+  const uint64_t least_bytes = (kLeastSlots * slot_bytes + 999) / 1000 * 1000;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--hot-experts-gb=%.6f holds no hot expert: one takes %d bytes, and as much is "
+      "kept spare to move experts by. At least --hot-experts-gb=%.6f is needed; 0 "
+      "turns hot experts off",
+      static_cast<double>(budget_bytes) / kGb, slot_bytes, static_cast<double>(least_bytes) / kGb));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HotExperts>> HotExperts::Create(Backend& backend,
@@ -47,10 +61,8 @@ absl::StatusOr<std::unique_ptr<HotExperts>> HotExperts::Create(Backend& backend,
   const int ring = options.stream_prompts ? ExpertStream::kRingLayers * options.experts : 0;
   shape.max_slots = std::min<int>(most + ring, kNoExpert - 1);
   ASSIGN_OR_RETURN(std::unique_ptr<ResidentExperts> experts, backend.MakeResidentExperts(shape));
-  if (experts->slots() < 2) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("a budget of ", shape.budget_bytes, " bytes holds no hot expert: each takes ",
-                     experts->slot_bytes(), " and one slot is spare"));
+  if (experts->slots() < kLeastSlots) {
+    return TooSmallError(shape.budget_bytes, experts->slot_bytes());
   }
   std::unique_ptr<HotExperts> hot(new HotExperts(backend, source, options, std::move(experts)));
   RETURN_IF_ERROR(hot->MakeTable());
@@ -110,7 +122,9 @@ absl::Status HotExperts::MakeStream() {
 }
 
 ExpertStream* HotExperts::BeginStream(int rows) {
-  if (stream_ == nullptr || !stream_->Begin(rows, table_, policy_.counts())) return nullptr;
+  // The workers compute what cannot be read.
+  if (stream_ == nullptr || !source_.available()) return nullptr;
+  if (!stream_->Begin(rows, table_, policy_.counts())) return nullptr;
   return stream_.get();
 }
 
@@ -180,7 +194,7 @@ void HotExperts::SetSlot(int moe_layer, int expert, uint16_t slot) {
 void HotExperts::EndStep() {
   policy_.EndStep();
   const uint64_t steps = policy_.counts().steps();
-  if (steps >= paused_until_) policy_.Plan(&planned_);
+  if (steps >= paused_until_ && source_.available()) policy_.Plan(&planned_);
   const bool save = steps >= next_save_ && !options_.state_dir.empty();
   if (planned_.empty() && !save) return;
   {

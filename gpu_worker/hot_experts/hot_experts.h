@@ -12,7 +12,7 @@
 // thread only tries, and what it finds locked it does at the next step.
 //
 // A copy that fails (a worker is lost) is given up and copying pauses for kPauseSteps; residents
-// stay where they are. Counts are written to the state directory every kSaveSteps and at the end;
+// stay where they are. Nothing is begun or streamed while the source is not available. Counts are written to the state directory every kSaveSteps and at the end;
 // a file that cannot be used is logged and the start is a cold one.
 //
 // Thread safety: counters() by any thread, all else by the step thread. Ownership: backend and
@@ -66,7 +66,8 @@ class HotExperts {
   };
 
   // Slots for as many experts as shape.budget_bytes hold (max_slots is chosen here). Errors: the
-  // backend's; FAILED_PRECONDITION when the budget holds no expert beside the spare slot.
+  // backend's; INVALID_ARGUMENT when the budget holds no expert beside the spare slot, naming
+  // the least that does.
   static absl::StatusOr<std::unique_ptr<HotExperts>> Create(Backend& backend, ResidentShape shape,
                                                             ExpertWeightSource& source,
                                                             const HotExpertsOptions& options);

@@ -1,5 +1,6 @@
 #include "gpu_worker/hot_experts/store_experts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,7 @@
 namespace tandem::gpu {
 
 StoreExperts::StoreExperts(std::vector<expert::StoreSpec> specs)
-    : specs_(std::move(specs)), stores_(specs_.size()) {
+    : specs_(std::move(specs)), stores_(specs_.size()), missing_(specs_.size()) {
   TANDEM_CHECK(!specs_.empty());
 }
 
@@ -43,6 +44,12 @@ absl::Status StoreExperts::Attach(size_t worker, int fd) {
 void StoreExperts::Set(size_t worker, std::shared_ptr<const expert::WeightStore> store) {
   const std::lock_guard lock(mutex_);
   std::swap(stores_[worker], store);
+  missing_ = static_cast<size_t>(std::count(stores_.begin(), stores_.end(), nullptr));
+}
+
+size_t StoreExperts::first_missing() const {
+  const auto missing = std::find(stores_.begin(), stores_.end(), nullptr);
+  return static_cast<size_t>(missing - stores_.begin());
 }
 
 absl::Status StoreExperts::Read(int layer, int expert, CanonicalExpert* out) {

@@ -10,6 +10,7 @@
 // the copy in progress. Errors: FAILED_PRECONDITION for a descriptor that is not the wanted store
 // (another model, share or layout, or not sealed).
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -34,11 +35,15 @@ class StoreExperts final : public ExpertWeightSource {
   void Drop(size_t worker) { Set(worker, nullptr); }
 
   absl::Status Read(int layer, int expert, CanonicalExpert* out) override;
+  bool available() const override { return missing_.load(std::memory_order_relaxed) == 0; }
+  // The first worker whose store is missing; REQUIRES: !available(), no store comes or goes.
+  size_t first_missing() const;
 
  private:
   const std::vector<expert::StoreSpec> specs_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<const expert::WeightStore>> stores_;
+  std::atomic<size_t> missing_;  // of stores_
 };
 
 }  // namespace tandem::gpu

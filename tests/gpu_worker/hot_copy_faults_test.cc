@@ -64,6 +64,7 @@ class HookedSource final : public ExpertWeightSource {
     ++reads_;
     return status;
   }
+  bool available() const override { return source_.available(); }
   int reads() const { return reads_; }
 
  private:

@@ -36,11 +36,14 @@ const kernels::KernelTable* Table() {
 // One expert worker as its process has it, but for the process.
 class ExpertHost {
  public:
+  // No descriptor: it computes from the packed file.
   ExpertHost(const std::string& dir, int index, int weights_fd) {
     address_ = "unix:" + dir + "/expert" + std::to_string(index) + ".sock";
     expert::ExpertWorker::Options options;
     options.link_socket = dir + "/expert" + std::to_string(index) + ".link";
     options.weights_fd = weights_fd;
+    options.map_weights = weights_fd < 0;
+    options.state_dir = weights_fd < 0 ? dir : "";
     options.kernels = Table();
     options.threads = 2;
     worker_ = std::make_unique<expert::ExpertWorker>(options);
@@ -78,27 +81,34 @@ class GpuServiceTest : public ::testing::Test {
       weights_.emplace_back(memfd->fd);
       StartExpert(i);
     }
-    WorkerOptions options;
-    options.kernels = Table();
-    options.threads = 2;
-    options.parity = true;
-    for (const auto& host : experts_) options.expert_addresses.push_back(host->address());
-    options.expert_shares = {2, 1};
-    options.max_step_rows = 64;
-    options.max_sequences = 4;
-    options.max_context = 128;
-    options.epoch = 9;
-    engine_ = std::make_unique<GpuEngine>(options);
+    options_.kernels = Table();
+    options_.threads = 2;
+    options_.parity = true;
+    for (const auto& host : experts_) options_.expert_addresses.push_back(host->address());
+    options_.expert_shares = {2, 1};
+    options_.max_step_rows = 64;
+    options_.max_sequences = 4;
+    options_.max_context = 128;
+    options_.epoch = 9;
+    StartGpuWorker();
+  }
+  void StartGpuWorker() {
+    engine_ = std::make_unique<GpuEngine>(options_);
     service_ = std::make_unique<GpuWorkerService>(engine_.get());
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
     stub_ = v1::GpuWorkerService::NewStub(server_->InProcessChannel({}));
   }
-  void TearDown() override {
-    if (engine_ == nullptr) return;
+  void StopGpuWorker() {
     engine_->Stop();
     server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+    service_.reset();
+    engine_.reset();
+  }
+  void TearDown() override {
+    if (engine_ != nullptr) StopGpuWorker();
   }
   void StartExpert(int index) {
     const auto i = static_cast<size_t>(index);
@@ -148,6 +158,7 @@ class GpuServiceTest : public ::testing::Test {
   }
 
   tandem::testing::TempDir run_dir_;
+  WorkerOptions options_;
   std::string model_dir_;
   std::vector<shm::UniqueFd> weights_;
   std::vector<std::unique_ptr<ExpertHost>> experts_;
@@ -187,6 +198,20 @@ TEST_F(GpuServiceTest, GreedyTokensThroughExpertWorkersAreTheReferences) {
   EXPECT_EQ(tokens, expected);
   stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(GpuServiceTest, HotExpertsOfAWorkerThatHandsOverNoWeightsAreRefused) {
+  StopGpuWorker();
+  experts_[1].reset();
+  weights_[1].Reset();
+  StartExpert(1);
+  options_.hot_experts_bytes = uint64_t{1} << 20;
+  StartGpuWorker();
+  v1::LoadModelResponse last;
+  const grpc::Status status = Load(model_dir_, kWorkerProtocolVersion, last);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr(experts_[1]->address()));
+  EXPECT_THAT(status.error_message(), HasSubstr("--weights=copy"));
 }
 
 TEST_F(GpuServiceTest, LostExpertWorkerFailsStepsUntilItIsBackWithoutLoadingAgain) {

@@ -3,10 +3,12 @@ own memory; a lost worker's weights come back with it; counts outlive a restart.
 
 import os
 import pathlib
+import re
 import signal
 import time
 import unittest
 
+import faults_test
 import harness
 
 QUESTION = "What is 17 + 25?"
@@ -72,12 +74,18 @@ class HotExperts(unittest.TestCase):
             self.assertEqual(series["tandem_gpu_worker_hot_expert_capacity_bytes"], 0)
             self.assertEqual(series["tandem_gpu_worker_hot_expert_hits_total"], 0)
 
-    def test_a_budget_that_holds_no_expert_is_named_and_nothing_else_changes(self):
-        with harness.Server(harness.TINY, "--hot-experts-gb=0.00001") as server:
-            self.answered(server)
-            self.assertIn("holds no hot expert", server.log())
-            series = worker_metrics(server)
-            self.assertEqual(series["tandem_gpu_worker_hot_expert_capacity_bytes"], 0)
+    def test_a_budget_that_holds_no_expert_is_refused_naming_the_least_that_does(self):
+        for options in (WORKERS, ["--link=inprocess"]):
+            _, output = harness.refused(harness.TINY, "--hot-experts-gb=0.00001", *options)
+            self.assertIn("--hot-experts-gb=0.000010 holds no hot expert", output)
+            least = re.search(r"At least --hot-experts-gb=([0-9.]+)", output)
+            self.assertIsNotNone(least, output)
+        with harness.Server(harness.TINY, f"--hot-experts-gb={least[1]}") as server:
+            self.ask_until(server, "tandem_gpu_worker_hot_expert_migrations_total", 1)
+
+    def test_mapped_weights_are_refused(self):
+        _, output = harness.refused(harness.TINY, "--hot-experts-gb=0.01", "--weights=map")
+        self.assertIn("--weights=copy", output)
 
     def test_a_lost_worker_brings_its_weights_back(self):
         with harness.Server(harness.TINY, "--hot-experts-gb=0.002", *WORKERS) as server:
@@ -88,6 +96,26 @@ class HotExperts(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline, "the worker does not come back")
             before = worker_metrics(server)["tandem_gpu_worker_hot_expert_hits_total"]
             self.ask_until(server, "tandem_gpu_worker_hot_expert_hits_total", before + 1000)
+
+    def test_a_worker_killed_while_experts_move_fails_its_streams_alone(self):
+        with harness.Server(harness.TINY, "--hot-experts-gb=0.01", *WORKERS) as server:
+            migrations = "tandem_gpu_worker_hot_expert_migrations_total"
+            load = faults_test.Load(server, 3)
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while worker_metrics(server)[migrations] == 0:
+                self.assertLess(time.monotonic(), deadline, "nothing moves")
+            pid = server.pid_of("tandem-expert-worker")
+            os.kill(pid, signal.SIGKILL)
+            self.assertTrue(load.join(15), f"streams hang: {load.ends}\n{server.log()}")
+            self.assertEqual(load.ends, ["errors 1"] * 3)
+            self.assertTrue(server.wait_ready(20), server.log())
+            before = worker_metrics(server)
+            self.ask_until(server, "tandem_gpu_worker_hot_expert_hits_total",
+                           before["tandem_gpu_worker_hot_expert_hits_total"] + 1000)
+            # What was given up is said, and why.
+            if before["tandem_gpu_worker_hot_expert_failed_copies_total"] > 0:
+                self.assertIn("event=hot_expert_not_copied", server.log())
+                self.assertIn("has handed over no weights", server.log())
 
 
 if __name__ == "__main__":

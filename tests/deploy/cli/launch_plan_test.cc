@@ -60,6 +60,19 @@ TEST(LaunchPlan, ExpertWorkersKeepPackedWeightsInTheStateDirectory) {
   EXPECT_THAT(arguments, Contains("--state-dir=/var/lib/tandem"));
 }
 
+TEST(LaunchPlan, RefusesHotExpertsOfMappedWeights) {
+  LaunchInputs inputs = Inputs();
+  inputs.options.state_dir = "/var/lib/tandem";
+  inputs.options.weights = "map";
+  inputs.options.hot_experts_gb = 1;
+  const absl::Status status = MakeLaunchPlan(inputs).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("--weights=copy"));
+  // Experts in process are never mapped.
+  inputs.options.link = "inprocess";
+  EXPECT_TRUE(MakeLaunchPlan(inputs).ok());
+}
+
 TEST(LaunchPlan, MoreWorkersThanNodesShareCpus) {
   LaunchInputs inputs = Inputs();
   inputs.options.expert_workers = 3;

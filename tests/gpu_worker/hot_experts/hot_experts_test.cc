@@ -3,8 +3,10 @@
 
 #include "gpu_worker/hot_experts/hot_experts.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <set>
 #include <vector>
@@ -14,6 +16,8 @@
 
 namespace tandem::gpu {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int kExperts = 8;
 constexpr int kHidden = 32;
@@ -35,6 +39,7 @@ class FakeSource final : public ExpertWeightSource {
     std::fill(out->down.elements.begin(), out->down.elements.end(), uint8_t{0});
     return absl::OkStatus();
   }
+  bool available() const override { return !lost; }
   void Hold(bool hold) {
     const std::lock_guard lock(mutex_);
     held_ = hold;
@@ -48,6 +53,7 @@ class FakeSource final : public ExpertWeightSource {
   }
 
   std::atomic<bool> failing{false};
+  std::atomic<bool> lost{false};
   std::vector<std::pair<int, int>> reads;
 
  private:
@@ -181,6 +187,27 @@ TEST_F(HotExpertsTest, FailedCopiesPauseAndAreTriedAgain) {
   EXPECT_EQ(Residents(0), (std::set<uint16_t>{3}));
 }
 
+TEST_F(HotExpertsTest, NothingIsBegunWhileTheSourceIsNotAvailable) {
+  Make();
+  source_.lost = true;
+  for (int i = 0; i < 20; ++i) StepAndCopy({3});
+  EXPECT_TRUE(source_.reads.empty());
+  source_.lost = false;
+  StepAndCopy({3});
+  hot_->BeginStep();
+  EXPECT_EQ(Residents(0), (std::set<uint16_t>{3}));
+}
+
+TEST_F(HotExpertsTest, PromptsAreNotStreamedWhileTheSourceIsNotAvailable) {
+  options_.stream_prompts = true;
+  options_.fixed_streamed = 2;
+  Make();
+  hot_->BeginStep();
+  EXPECT_NE(hot_->BeginStream(64), nullptr);
+  source_.lost = true;
+  EXPECT_EQ(hot_->BeginStream(64), nullptr);
+}
+
 TEST_F(HotExpertsTest, RestartBeginsWarm) {
   Make();
   for (int i = 0; i < 30; ++i) StepAndCopy({7});
@@ -226,10 +253,24 @@ TEST_F(HotExpertsTest, EndsWhileACopyIsHeldUp) {
   release.join();
 }
 
-TEST_F(HotExpertsTest, BudgetThatHoldsNothingIsRefused) {
-  shape_.budget_bytes = 1;
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      HotExperts::Create(*backend_, shape_, source_, options_).status()));
+// The least that the error names is enough, and a kilobyte less is not.
+TEST_F(HotExpertsTest, BudgetThatHoldsNothingIsRefusedNamingTheLeastThatDoes) {
+  shape_.budget_bytes = 2000;
+  const absl::Status status = HotExperts::Create(*backend_, shape_, source_, options_).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  const std::string message(status.message());
+  EXPECT_THAT(message, HasSubstr("--hot-experts-gb=0.000002 "));
+  const std::string least = "At least --hot-experts-gb=";
+  ASSERT_THAT(message, HasSubstr(least));
+  const double gb = std::stod(message.substr(message.find(least) + least.size()));
+  const auto bytes = static_cast<uint64_t>(std::llround(gb * 1e9));
+  shape_.budget_bytes = bytes - 1000;
+  EXPECT_FALSE(HotExperts::Create(*backend_, shape_, source_, options_).ok());
+  shape_.budget_bytes = bytes;
+  Make();
+  for (int i = 0; i < 3; ++i) StepAndCopy({3});
+  hot_->BeginStep();
+  EXPECT_EQ(hot_->counters().resident_experts, 1u);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "gpu_worker/hot_experts/store_experts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,7 +10,7 @@
 namespace tandem::gpu {
 
 StoreExperts::StoreExperts(std::vector<expert::StoreSpec> specs)
-    : specs_(std::move(specs)), stores_(specs_.size()), missing_(specs_.size()) {
+    : specs_(std::move(specs)), snapshot_(MakeSnapshot(Stores(specs_.size()))) {
   TANDEM_CHECK(!specs_.empty());
 }
 
@@ -42,32 +41,41 @@ absl::Status StoreExperts::Attach(size_t worker, int fd) {
 }
 
 void StoreExperts::Set(size_t worker, std::shared_ptr<const expert::WeightStore> store) {
+  std::shared_ptr<const Snapshot> snapshot;  // the old one is freed without the lock
   const std::lock_guard lock(mutex_);
-  std::swap(stores_[worker], store);
-  missing_ = static_cast<size_t>(std::count(stores_.begin(), stores_.end(), nullptr));
+  Stores stores = snapshot_->held;
+  stores[worker] = std::move(store);
+  snapshot = std::exchange(snapshot_, MakeSnapshot(std::move(stores)));
+  available_ = snapshot_->status.ok();
 }
 
-size_t StoreExperts::first_missing() const {
-  const auto missing = std::find(stores_.begin(), stores_.end(), nullptr);
-  return static_cast<size_t>(missing - stores_.begin());
+std::shared_ptr<const StoreExperts::Snapshot> StoreExperts::MakeSnapshot(Stores stores) {
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->held = std::move(stores);
+  for (const auto& store : snapshot->held) {
+    if (store == nullptr) {
+      snapshot->status = absl::UnavailableError(
+          absl::StrCat("expert worker ", snapshot->stores.size(), " has handed over no weights"));
+      return snapshot;
+    }
+    snapshot->stores.push_back(store.get());
+  }
+  snapshot->status = expert::CheckComplete(snapshot->stores);
+  return snapshot;
 }
+
+std::shared_ptr<const StoreExperts::Snapshot> StoreExperts::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return snapshot_;
+}
+
+size_t StoreExperts::first_missing() const { return snapshot()->stores.size(); }
 
 absl::Status StoreExperts::Read(int layer, int expert, CanonicalExpert* out) {
-  std::vector<std::shared_ptr<const expert::WeightStore>> held;
-  {
-    const std::lock_guard lock(mutex_);
-    held = stores_;
-  }
-  std::vector<const expert::WeightStore*> stores;
-  for (const auto& store : held) {
-    if (store == nullptr) {
-      return absl::UnavailableError(
-          absl::StrCat("expert worker ", stores.size(), " has handed over no weights"));
-    }
-    stores.push_back(store.get());
-  }
-  RETURN_IF_ERROR(expert::CheckComplete(stores));
-  expert::UnpackExpert(stores, static_cast<uint32_t>(layer), static_cast<uint32_t>(expert), out);
+  const std::shared_ptr<const Snapshot> now = snapshot();
+  RETURN_IF_ERROR(now->status);
+  expert::UnpackExpert(now->stores, static_cast<uint32_t>(layer), static_cast<uint32_t>(expert),
+                       out);
   return absl::OkStatus();
 }
 

@@ -6,9 +6,9 @@
 // A worker's store is dropped when the worker is lost, so that its memory can be freed (it may be
 // loading again), and comes back with its new link. A copy in progress keeps what it reads.
 //
-// Thread safety: any thread. Ownership: stores are shared with
-// the copy in progress. Errors: FAILED_PRECONDITION for a descriptor that is not the wanted store
-// (another model, share or layout, or not sealed).
+// Thread safety: any thread. Ownership: stores are shared with the copy in progress; Read allocates
+// nothing that `out` has room for. Errors: FAILED_PRECONDITION for a descriptor that is not the
+// wanted store (another model, share or layout, or not sealed).
 
 #include <atomic>
 #include <memory>
@@ -35,15 +35,25 @@ class StoreExperts final : public ExpertWeightSource {
   void Drop(size_t worker) { Set(worker, nullptr); }
 
   absl::Status Read(int layer, int expert, CanonicalExpert* out) override;
-  bool available() const override { return missing_.load(std::memory_order_relaxed) == 0; }
-  // The first worker whose store is missing; REQUIRES: !available(), no store comes or goes.
+  bool available() const override { return available_.load(std::memory_order_relaxed); }
+  // The first worker whose store is missing, of as many as there are if none is.
   size_t first_missing() const;
 
  private:
+  using Stores = std::vector<std::shared_ptr<const expert::WeightStore>>;
+  // What a copy holds on to: replaced as a whole, never changed.
+  struct Snapshot {
+    Stores held;
+    std::vector<const expert::WeightStore*> stores;
+    absl::Status status;  // of Read
+  };
+  static std::shared_ptr<const Snapshot> MakeSnapshot(Stores stores);
+  std::shared_ptr<const Snapshot> snapshot() const;
+
   const std::vector<expert::StoreSpec> specs_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<const expert::WeightStore>> stores_;
-  std::atomic<size_t> missing_;  // of stores_
+  mutable std::mutex mutex_;  // of snapshot_
+  std::shared_ptr<const Snapshot> snapshot_;
+  std::atomic<bool> available_{false};
 };
 
 }  // namespace tandem::gpu

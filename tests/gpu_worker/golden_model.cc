@@ -78,8 +78,8 @@ absl::Status GoldenModel::MakeHotExperts(const GoldenOptions& golden) {
   for (const RouterPicks& picks : runner_->decoder().picks()) {
     options.moe_layers.push_back(picks.layer);
   }
-  ExpertWeightSource& source =
-      golden.weight_source != nullptr ? *golden.weight_source : *weight_source_;
+  if (golden.wrap_source) source_wrapper_ = golden.wrap_source(*weight_source_);
+  ExpertWeightSource& source = source_wrapper_ != nullptr ? *source_wrapper_ : *weight_source_;
   ASSIGN_OR_RETURN(hot_, HotExperts::Create(backend(), shape, source, options));
   runner_->set_hot_experts(hot_.get());
   return absl::OkStatus();

@@ -39,8 +39,8 @@ struct GoldenOptions {
   HotPolicy::Options hot_policy = {};
   // Puts a backend of the test's own between the runner and the CPU backend.
   std::function<std::unique_ptr<Backend>(CpuBackend&)> wrap = {};
-  // Where hot experts are copied from instead of the experts in process; must outlive the model.
-  ExpertWeightSource* weight_source = nullptr;
+  // Puts a source of the test's own before the experts in process, for copies of hot experts.
+  std::function<std::unique_ptr<ExpertWeightSource>(ExpertWeightSource&)> wrap_source = {};
 };
 
 class GoldenModel {
@@ -75,6 +75,7 @@ class GoldenModel {
   KvCache cache_;
   std::unique_ptr<InProcessExperts> experts_;
   std::unique_ptr<StoreExperts> weight_source_;
+  std::unique_ptr<ExpertWeightSource> source_wrapper_;
   std::unique_ptr<HotExperts> hot_;
   std::unique_ptr<StepRunner> runner_;
 };

@@ -119,7 +119,6 @@ class HotCopyFaultsTest : public StepRunnerTestBase {
     model_.reset();
     if (workers_ != nullptr) workers_->Stop();
     workers_.reset();
-    source_.reset();
     stores_.reset();
     EXPECT_EQ(MappingsNamed(kStoreName), 0);
     EXPECT_EQ(MappingsNamed("memfd:tandem-link"), 0);
@@ -154,8 +153,11 @@ class HotCopyFaultsTest : public StepRunnerTestBase {
     std::vector<expert::StoreSpec> specs;
     ASSERT_TRUE(MakeSpecs(options.shares, &specs).ok());
     stores_ = std::make_unique<StoreExperts>(specs);
-    source_ = std::make_unique<HookedSource>(*stores_);
-    options.weight_source = source_.get();
+    options.wrap_source = [this](ExpertWeightSource&) {
+      auto source = std::make_unique<HookedSource>(*stores_);
+      source_ = source.get();
+      return source;
+    };
     Load("qwen3_moe", options);
     ASSERT_NE(model_, nullptr);
     ExpertWorkersOptions workers;
@@ -235,7 +237,7 @@ class HotCopyFaultsTest : public StepRunnerTestBase {
   std::vector<shm::UniqueFd> kept_;
   std::vector<std::unique_ptr<ChildProcess>> processes_;
   std::unique_ptr<StoreExperts> stores_;
-  std::unique_ptr<HookedSource> source_;
+  HookedSource* source_ = nullptr;  // the model's
   std::unique_ptr<ExpertWorkers> workers_;
   std::atomic<bool> lost_{false};
   uint64_t first_id_ = 1;

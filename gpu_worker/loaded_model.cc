@@ -263,6 +263,7 @@ absl::Status LoadedModel::MakeHotExperts(const WorkerOptions& options) {
   for (const RouterPicks& picks : runner_->decoder().picks()) hot.moe_layers.push_back(picks.layer);
   hot.stream_prompts = options.stream_prompts;
   hot.state_dir = options.state_dir;
+  hot.tracer = options.tracer;
   ASSIGN_OR_RETURN(hot_, HotExperts::Create(*backend_, shape, *weight_source_, hot));
   runner_->set_hot_experts(hot_.get());
   LogInfo("hot_experts", {{"slots", LogValue(hot_->counters().slots)},

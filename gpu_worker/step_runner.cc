@@ -323,7 +323,8 @@ void StepRunner::TraceStep(const Step& step) {
               .lanes = LanesOf(pipeline_->choice().policy),
               .logprobs = plan_.wants_logprobs() || plan_.prompt_rows() > 0,
               .device = device,
-              .layers = buffers_.stamps.host()},
+              .layers = buffers_.stamps.host(),
+              .stream = stream_},
              link_);
 }
 

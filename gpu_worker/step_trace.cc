@@ -27,6 +27,10 @@ constexpr TraceKind kHead = {"head", TraceRole::kBusy, kStepArgs};
 constexpr TraceKind kSample = {"sampling", TraceRole::kBusy, kStepArgs};
 constexpr TraceKind kLogprobs = {"log-probabilities", TraceRole::kBusy, kStepArgs};
 
+constexpr TraceKind kCopiesWait = {"wait for copies", TraceRole::kStall, kLayerArgs};
+constexpr TraceKind kCopies = {
+    "copy experts", TraceRole::kBusy, {"step", "layer", "experts", "bytes"}};
+
 constexpr TraceKind kToExperts = {"rows to experts", TraceRole::kFrame, kLayerArgs};
 constexpr TraceKind kAtExperts = {"experts", TraceRole::kFrame, kLayerArgs};
 constexpr TraceKind kFromExperts = {"sums back", TraceRole::kFrame, kLayerArgs};
@@ -66,7 +70,9 @@ class Corners {
 }  // namespace
 
 StepTrace::StepTrace(Tracer* tracer)
-    : executor_(MakeTrack(tracer, "executor")), device_(MakeTrack(tracer, "device")) {
+    : executor_(MakeTrack(tracer, "executor")),
+      device_(MakeTrack(tracer, "device")),
+      copies_(MakeTrack(tracer, "streamed experts")) {
   for (size_t lane = 0; lane < links_.size(); ++lane) {
     links_[lane] = MakeTrack(tracer, "expert link, lane " + std::to_string(lane));
   }
@@ -87,6 +93,7 @@ void StepTrace::End(const TracedStep& step, const ExpertLink* link) {
   whole.From(device.begin);
   whole.To(moe ? kEmbed : kLayers, moe ? stamps(step, 0, 0).begin : device.layers);
   for (size_t i = 0; i < moe_layers_.size(); ++i) {
+    if (step.stream != nullptr) AddCopies(step, i, shift_ns);
     for (int lane = 0; lane < step.lanes; ++lane) {
       AddLayer(step, lane, i, shift_ns);
       AddLink(
@@ -120,9 +127,24 @@ void StepTrace::AddLayer(const TracedStep& step, int lane, size_t moe_layer, int
   corners.To(kAttention, at.attended);
   corners.To(kRouter, at.submit);
   corners.To(kSubmit, at.submitted);
+  if (step.stream != nullptr) {
+    // The first lane waits for both: for the other these corners lie before its part.
+    const ExpertStream::LayerCopies copies = step.stream->copies(moe_layer);
+    corners.To(kShared, copies.wait_begin);
+    corners.To(kCopiesWait, copies.wait_end);
+  }
   corners.To(kShared, at.shared);
   corners.From(at.wait);  // another lane's part may lie between
   corners.To(kWait, at.done);
+}
+
+void StepTrace::AddCopies(const TracedStep& step, size_t moe_layer, int64_t shift_ns) {
+  const ExpertStream::LayerCopies copies = step.stream->copies(moe_layer);
+  Corners corners(
+      *copies_, shift_ns,
+      {Signed(step.step), moe_layers_[moe_layer], copies.experts, Signed(copies.bytes)});
+  corners.From(copies.copy_begin);
+  corners.To(kCopies, copies.copy_end);
 }
 
 void StepTrace::AddLink(const TracedStep& step, int lane, size_t moe_layer, int64_t shift_ns,

@@ -5,7 +5,9 @@
 // looks the same whether ops run as they are enqueued or on a device of their own.
 //
 // Tracks: "executor" (the thread that enqueues), "device" (its queue), and one a lane for the link:
-// rows on their way, experts at work, sums on their way back.
+// rows on their way, experts at work, sums on their way back. "streamed experts": the copies of a
+// prompt's layers to the device. Hot experts' copies are in a track of their own thread
+// (hot_experts/hot_experts.h).
 //
 // A device's clock has an origin of its own. It is joined to ours where a step's last op and
 // Synchronize ended, so its times are late by what Synchronize takes to return.
@@ -18,6 +20,7 @@
 
 #include "common/base/trace.h"
 #include "gpu_worker/expert_link.h"
+#include "gpu_worker/hot_experts/expert_stream.h"
 #include "gpu_worker/layers.h"
 #include "gpu_worker/pipeline.h"
 
@@ -39,7 +42,8 @@ struct TracedStep {
   int lanes = 1;
   bool logprobs = false;  // they were asked for
   StepStamps device;
-  const LayerStamps* layers = nullptr;  // [lanes, MoE layers]
+  const LayerStamps* layers = nullptr;   // [lanes, MoE layers]
+  const ExpertStream* stream = nullptr;  // null: nothing was streamed
 };
 
 class StepTrace {
@@ -64,12 +68,14 @@ class StepTrace {
   void AddLayer(const TracedStep& step, int lane, size_t moe_layer, int64_t shift_ns);
   void AddLink(const TracedStep& step, int lane, size_t moe_layer, int64_t shift_ns,
                const LayerTimes& times);
+  void AddCopies(const TracedStep& step, size_t moe_layer, int64_t shift_ns);
   const LayerStamps& stamps(const TracedStep& step, int lane, size_t moe_layer) const {
     return step.layers[static_cast<size_t>(lane) * moe_layers_.size() + moe_layer];
   }
 
   TraceTrack* executor_;
   TraceTrack* device_;
+  TraceTrack* copies_;
   std::array<TraceTrack*, kMaxLanes> links_;
   std::vector<int> moe_layers_;
   HostStamps host_;  // of the step in progress; all zero: it is not traced

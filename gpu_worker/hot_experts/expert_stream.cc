@@ -124,6 +124,17 @@ void ExpertStream::Download() {
   backend_.CopyToHost(stamps_host_.data(), stamps_, stamps_host_.size() * sizeof(Stamps));
 }
 
+ExpertStream::LayerCopies ExpertStream::copies(size_t moe_layer) const {
+  const Stamps& at = stamps_host_[moe_layer];
+  const int experts = counts_[moe_layer];
+  return {.experts = experts,
+          .bytes = static_cast<uint64_t>(experts) * experts_.slot_bytes(),
+          .copy_begin = at.copy_begin,
+          .copy_end = at.copy_end,
+          .wait_begin = at.wait_begin,
+          .wait_end = at.wait_end};
+}
+
 void ExpertStream::Observe(StreamingTimes times) {
   times.streamed = streamed_;
   if (streamed_ > 0) {

@@ -56,15 +56,25 @@ class ExpertStream {
   void Download();
   // Of a step that ended well: the times but for the copies', which are known here.
   void Observe(StreamingTimes times);
+  // What one layer's copies did in such a step, in the device's time, ns.
+  struct LayerCopies {
+    int experts = 0;
+    uint64_t bytes = 0;
+    int64_t copy_begin = 0;
+    int64_t copy_end = 0;
+    int64_t wait_begin = 0;  // the compute stream, for the copies
+    int64_t wait_end = 0;
+  };
+  LayerCopies copies(size_t moe_layer) const;
 
   const StreamingPlanner& planner() const { return planner_; }
 
  private:
-  // The device's time, ns, of one layer.
+  // As LayerCopies; device memory.
   struct Stamps {
     int64_t copy_begin = 0;
     int64_t copy_end = 0;
-    int64_t wait_begin = 0;  // the compute stream, for the copies
+    int64_t wait_begin = 0;
     int64_t wait_end = 0;
   };
 

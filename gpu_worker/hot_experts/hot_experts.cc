@@ -15,6 +15,10 @@
 namespace tandem::gpu {
 namespace {
 
+// Of a copy that is given up the layer and the expert alone are told.
+constexpr TraceKind kCopy = {"copy expert", TraceRole::kBusy, {"layer", "expert", "bytes", "slot"}};
+constexpr TraceKind kGivenUp = {"copy given up", TraceRole::kBusy, {"layer", "expert"}};
+
 // One for an expert, one spare.
 constexpr int kLeastSlots = 2;
 
@@ -80,7 +84,9 @@ HotExperts::HotExperts(Backend& backend, ExpertWeightSource& source,
       experts_(std::move(experts)),
       policy_(WithShape(options.policy, options,
                         experts_->slots() - RingSlots(options, experts_->slots()))),
-      snapshot_({.layers = policy_.counts().layers(), .experts = options.experts}) {
+      snapshot_({.layers = policy_.counts().layers(), .experts = options.experts}),
+      track_(options.tracer == nullptr ? TraceTrack::None()
+                                       : options.tracer->AddTrack("hot experts")) {
   const auto most = static_cast<size_t>(options.policy.planner.max_in_flight);
   planned_.reserve(most);
   taken_.reserve(most);
@@ -240,8 +246,14 @@ void HotExperts::CopierMain() {
 
 bool HotExperts::CopyExpert(const Migration& migration, CanonicalExpert* expert) {
   const int layer = options_.moe_layers[static_cast<size_t>(migration.layer)];
+  const int64_t begin_ns = track_->on() ? TraceNowNs() : 0;
   absl::Status status = source_.Read(layer, migration.expert, expert);
   if (status.ok()) status = experts_->Write(migration.slot, layer, *expert);
+  if (begin_ns != 0) {
+    track_->Add(
+        status.ok() ? kCopy : kGivenUp, begin_ns, TraceNowNs(),
+        {layer, migration.expert, static_cast<int64_t>(experts_->slot_bytes()), migration.slot});
+  }
   if (status.ok()) return true;
   LogWarn("hot_expert_not_copied", {{"layer", LogValue(layer)},
                                     {"expert", LogValue(migration.expert)},

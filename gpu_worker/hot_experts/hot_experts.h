@@ -12,11 +12,14 @@
 // thread only tries, and what it finds locked it does at the next step.
 //
 // A copy that fails (a worker is lost) is given up and copying pauses for kPauseSteps; residents
-// stay where they are. Nothing is begun or streamed while the source is not available. Counts are written to the state directory every kSaveSteps and at the end;
-// a file that cannot be used is logged and the start is a cold one.
+// stay where they are. Nothing is begun or streamed while the source is not available. Counts are
+// written to the state directory every kSaveSteps and at the end; a file that cannot be used is
+// logged and the start is a cold one.
 //
-// Thread safety: counters() by any thread, all else by the step thread. Ownership: backend and
-// source must outlive it. Steps allocate nothing.
+// Copies are on the timeline's track "hot experts".
+//
+// Thread safety: counters() by any thread, all else by the step thread. Ownership: backend,
+// source and tracer must outlive it. Steps allocate nothing.
 
 #include <atomic>
 #include <condition_variable>
@@ -29,6 +32,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/trace.h"
 #include "gpu_worker/backend.h"
 #include "gpu_worker/hot_experts/expert_stream.h"
 #include "gpu_worker/hot_experts/hot_policy.h"
@@ -43,6 +47,7 @@ struct HotExpertsOptions {
   bool stream_prompts = false;  // prefill streaming (expert_stream.h), if the slots allow it
   int fixed_streamed = -1;      // experts a layer, for comparison; -1: as measured
   std::string state_dir;        // empty: counts are lost with the process
+  Tracer* tracer = nullptr;     // null: copies are not traced
   HotPolicy::Options policy;    // its shape is filled in
 };
 
@@ -137,6 +142,7 @@ class HotExperts {
   std::atomic<uint64_t> failed_copies_{0};
   std::atomic<uint64_t> resident_{0};
   std::atomic<uint64_t> streamed_{0};
+  TraceTrack* const track_;  // of the copier
   std::thread copier_;
 };
 

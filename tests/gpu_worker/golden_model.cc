@@ -75,6 +75,7 @@ absl::Status GoldenModel::MakeHotExperts(const GoldenOptions& golden) {
   options.stream_prompts = golden.stream_prompts;
   options.fixed_streamed = golden.fixed_streamed;
   options.policy = golden.hot_policy;
+  options.tracer = golden.tracer;
   for (const RouterPicks& picks : runner_->decoder().picks()) {
     options.moe_layers.push_back(picks.layer);
   }

@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 
 #include "tests/gpu_worker/step_test_util.h"
 
@@ -194,6 +196,77 @@ TEST_F(TracedRunnerTest, StepsAreTracedOnlyWhileARecordingRuns) {
   for (const char* name : {"embed, dense layers", "head", "sampling"}) {
     EXPECT_EQ(counts[name], 1u) << name;
   }
+}
+
+TEST_F(TracedRunnerTest, CopiesOfHotExpertsAreOnATrackOfTheirOwn) {
+  Tracer tracer;
+  GoldenOptions options;
+  options.tracer = &tracer;
+  options.hot_experts_bytes = uint64_t{1} << 30;
+  options.hot_policy.min_steps = 2;
+  Load("qwen3_moe", options);
+  if (IsSkipped()) return;
+  ASSERT_TRUE(tracer.Start().ok());
+  v1::Step step;
+  AddStart(step, 1);
+  AddTokens(step, 1, 0, {2, 3, 4}, {0}, true);
+  ASSERT_EQ(Run(step).outcome(), v1::STEP_OUTCOME_OK);
+  for (uint32_t position = 3; position < 8; ++position) {
+    step.Clear();
+    AddDecode(step, 1, position);
+    ASSERT_EQ(Run(step).outcome(), v1::STEP_OUTCOME_OK);
+    model_->hot_experts()->WaitForCopies();
+  }
+  model_->hot_experts()->BeginStep();
+  const auto tracks = ByTrack(tracer.Stop());
+  const HotExperts::Counters counters = model_->hot_experts()->counters();
+  const std::vector<TraceEvent>& copies = tracks.at("hot experts");
+  ASSERT_GT(counters.migrations, 0u);
+  ASSERT_EQ(copies.size(), counters.migrations);
+  std::set<std::pair<int64_t, int64_t>> experts;
+  for (const TraceEvent& copy : copies) {
+    EXPECT_STREQ(copy.kind->name, "copy expert");
+    experts.emplace(copy.args.a, copy.args.b);
+    EXPECT_EQ(copy.args.c, static_cast<int64_t>(counters.capacity_bytes / counters.slots));
+    EXPECT_GT(copy.end_ns, copy.begin_ns);
+  }
+  EXPECT_EQ(experts.size(), copies.size());
+  EXPECT_TRUE(tracks.at("streamed experts").empty());
+}
+
+TEST_F(TracedRunnerTest, StreamedLayersAndTheWaitForThemAreShown) {
+  Tracer tracer;
+  GoldenOptions options;
+  options.tracer = &tracer;
+  options.hot_experts_bytes = uint64_t{1} << 30;
+  options.hot_policy.min_steps = UINT64_MAX;
+  options.stream_prompts = true;
+  options.fixed_streamed = 3;
+  Load("qwen3_moe", options);
+  if (IsSkipped()) return;
+  std::vector<uint32_t> prompt(48, 7);
+  v1::Step step;
+  AddStart(step, 1);
+  AddTokens(step, 1, 0, prompt, {0, 1, 2}, true);
+  ASSERT_TRUE(tracer.Start().ok());
+  ASSERT_EQ(Run(step).outcome(), v1::STEP_OUTCOME_OK);
+  const auto tracks = ByTrack(tracer.Stop());
+  const HotExperts::Counters counters = model_->hot_experts()->counters();
+  const auto& layers = model_->runner().decoder().picks();
+  const TraceEvent& traced = tracks.at("executor").back();
+  const std::vector<TraceEvent>& copies = tracks.at("streamed experts");
+  ASSERT_EQ(copies.size(), layers.size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    EXPECT_EQ(copies[i].args.a, traced.args.a);
+    EXPECT_EQ(copies[i].args.b, layers[i].layer);
+    EXPECT_EQ(copies[i].args.c, 3);
+    EXPECT_EQ(copies[i].args.d, static_cast<int64_t>(3 * counters.capacity_bytes / counters.slots));
+    EXPECT_GE(copies[i].begin_ns, traced.begin_ns);
+    EXPECT_LE(copies[i].end_ns, traced.end_ns);
+  }
+  const std::vector<std::string> device = Names(tracks.at("device"));
+  EXPECT_EQ(std::count(device.begin(), device.end(), "wait for copies"),
+            static_cast<ptrdiff_t>(layers.size()));
 }
 
 }  // namespace

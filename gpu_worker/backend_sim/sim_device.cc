@@ -26,6 +26,12 @@ int64_t SimPcie::CopyEndNs(PcieWay way, double bytes, int64_t begin_ns) {
   return copies_end_ns;
 }
 
+double SimPcie::HostReadGbps(int64_t time_ns) const {
+  const std::lock_guard lock(mutex_);
+  const bool copies = copies_end_ns_[static_cast<size_t>(PcieWay::kToDevice)] > time_ns;
+  return copies ? machine_.to_device_gbps : 0;
+}
+
 void SimLog::Add(const SimOpRecord& record) {
   const std::lock_guard lock(mutex_);
   records_.ops.push_back(record);

@@ -27,12 +27,16 @@ class SimPcie {
   int64_t TransferNs(PcieWay way, double bytes, int64_t begin_ns);
   // When a large copy is done that may start at `begin_ns`.
   int64_t CopyEndNs(PcieWay way, double bytes, int64_t begin_ns);
+  // What large copies to the device that are under way at `time_ns` take of the CPU's bandwidth,
+  // GB/s: each byte is read from host memory once, as fast as PCIe takes it. What a copier writes
+  // and reads again in between is taken to stay in its core's cache (an expert is a few MB).
+  double HostReadGbps(int64_t time_ns) const;
 
  private:
   int64_t AloneNs(PcieWay way, double bytes) const;
 
   const SimMachine& machine_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::array<int64_t, 2> copies_end_ns_{};
 };
 

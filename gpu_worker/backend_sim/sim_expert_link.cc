@@ -58,7 +58,10 @@ void SimExpertLink::Submit(const Submission& submission, int thread, int threads
                   [this, submission, step = begun_step_] { Compute(submission, step); });
 }
 
-int64_t SimExpertLink::CostNs(const Submission& submission, expert::BatchGroups::Part part) {
+// One expert after the other is copied where any is: what is under way at the beginning is taken to
+// go on to the end.
+int64_t SimExpertLink::CostNs(const Submission& submission, expert::BatchGroups::Part part,
+                              int64_t begin_ns) {
   const SimMachine& machine = device_.machine;
   const shm::ExpertBatch batch{
       .rows = static_cast<uint32_t>(RowsOf(submission.rows, submission.max_rows)),
@@ -68,7 +71,8 @@ int64_t SimExpertLink::CostNs(const Submission& submission, expert::BatchGroups:
       .deferred = submission.deferred};
   groups_.Assign(batch, part);
   const auto experts = static_cast<double>(groups_.groups().size());
-  return RoofNs(experts * device_.shape.expert_bytes(), machine.cpu_bandwidth_gbps,
+  const double gbps = machine.cpu_bandwidth_gbps - device_.pcie.HostReadGbps(begin_ns);
+  return RoofNs(experts * device_.shape.expert_bytes(), gbps,
                 groups_.picks() * device_.shape.expert_flops(), machine.cpu_tflops);
 }
 
@@ -80,8 +84,8 @@ void SimExpertLink::Compute(const Submission& submission, uint64_t step) {
   SimExpertRecord record{
       .lane = submission.lane, .layer = submission.layer, .stall_ns = begin_ns - idle_since_ns_};
   record.immediate_ns = static_cast<int64_t>(device_.machine.submission_us * 1000) +
-                        CostNs(submission, Part::kImmediate);
-  record.deferred_ns = CostNs(submission, Part::kDeferred);
+                        CostNs(submission, Part::kImmediate, begin_ns);
+  record.deferred_ns = CostNs(submission, Part::kDeferred, begin_ns);
   device_.log.Add(record);
   const int64_t answer_ns = begin_ns + record.immediate_ns;
   if (submission.layer < limits().num_layers) {

@@ -8,7 +8,8 @@
 //                                              picks * operations / peak)
 //   deferred part  = the same of the deferred picks, without the overhead, after the answer
 //
-// Which picks are of which part the expert worker decides (batch_groups.h).
+// Which picks are of which part the expert worker decides (batch_groups.h). Of the bandwidth,
+// copies of experts to the device take their part (SimPcie::HostReadGbps).
 //
 // Rows and sums cross PCIe at the big model's width (rows BF16, sums F32), within the ops of the
 // compute stream that call Submit and Wait. Submissions of all lanes are taken up in their order by
@@ -61,7 +62,8 @@ class SimExpertLink final : public ExpertLink {
   };
   // On the experts' resource.
   void Compute(const Submission& submission, uint64_t step);
-  int64_t CostNs(const Submission& submission, expert::BatchGroups::Part part);
+  // Of a part of a submission that is taken up at `begin_ns`.
+  int64_t CostNs(const Submission& submission, expert::BatchGroups::Part part, int64_t begin_ns);
   int32_t RowsOf(const int32_t* rows, int32_t max_rows) const;
 
   SimDevice& device_;

@@ -16,6 +16,7 @@ namespace {
 #include "expert_worker/kernels/avx512_vector.inc"
 #include "expert_worker/kernels/gemm_tiles.inc"
 #include "expert_worker/kernels/avx512_int8.inc"
+#include "expert_worker/kernels/avx512_int8_many.inc"
 #include "expert_worker/kernels/delegate.inc"
 // clang-format on
 

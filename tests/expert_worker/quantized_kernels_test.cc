@@ -198,6 +198,7 @@ TEST_P(EveryFormat, FastKernelIsNearTheExactProduct) {
   ExpectNearExact(table(), format(), {33, 161, 161, group}, 4, false);
   ExpectNearExact(table(), format(), {40, 300, 64, group}, 2, false);
   ExpectNearExact(table(), format(), {40, 300, 64, group}, 17, true);
+  ExpectNearExact(table(), format(), {40, 300, 64, group}, 26, true);
   ExpectNearExact(table(), format(), {70, 96, 96, group}, 70, true);
   ExpectNearExact(table(), format(), {45, 50, 16, std::min(group, 16u)}, 2, true);
   const FormatTraits& t = TraitsOf(format());

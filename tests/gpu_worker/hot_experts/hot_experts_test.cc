@@ -46,10 +46,10 @@ class FakeSource final : public ExpertWeightSource {
     entered_ = false;
     changed_.notify_all();
   }
-  // Until a copy is in Read.
-  void WaitForRead() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return entered_; });
+  // Whether a copy is in Read, or was, since Hold.
+  bool entered() {
+    const std::lock_guard lock(mutex_);
+    return entered_;
   }
 
   std::atomic<bool> failing{false};
@@ -100,6 +100,14 @@ class HotExpertsTest : public ::testing::Test {
     Step(picks);
     hot_->WaitForCopies();
   }
+  // A step that finds the copier's lock taken hands over nothing.
+  void StepUntilACopyIsHeldUp() {
+    source_.Hold(true);
+    do {
+      Step({3});
+      std::this_thread::yield();
+    } while (!source_.entered());
+  }
   uint16_t SlotOf(int moe_layer, int expert) const {
     return hot_->residents().slot_of_expert[moe_layer * kExperts + expert];
   }
@@ -137,10 +145,7 @@ TEST_F(HotExpertsTest, BusiestBecomeResidentBetweenTwoSteps) {
 
 TEST_F(HotExpertsTest, StepsGoOnWhileACopyTakesLong) {
   Make();
-  source_.Hold(true);
-  Step({3});
-  Step({3});
-  source_.WaitForRead();
+  StepUntilACopyIsHeldUp();
   for (int i = 0; i < 100; ++i) Step({3});
   EXPECT_TRUE(Residents(0).empty());
   source_.Hold(false);
@@ -244,10 +249,7 @@ TEST_F(HotExpertsTest, CountsAreSavedWhileItRuns) {
 
 TEST_F(HotExpertsTest, EndsWhileACopyIsHeldUp) {
   Make();
-  source_.Hold(true);
-  Step({3});
-  Step({3});
-  source_.WaitForRead();
+  StepUntilACopyIsHeldUp();
   std::thread release([this] { source_.Hold(false); });
   hot_.reset();
   release.join();

@@ -49,11 +49,14 @@ class MainJob(unittest.TestCase):
                     total += int(fields[11]) + int(fields[12])
                 return total
 
-            before, started = ticks(), time.monotonic()
-            time.sleep(6)
-            spent = (ticks() - before) / os.sysconf("SC_CLK_TCK")
-            share = spent / (time.monotonic() - started)
-            self.assertLess(share, 0.01, f"{100 * share:.2f} % of a CPU while idle")
+            # Who spins does so all the time; what a wake-up costs wavers with the machine.
+            shares = []
+            while len(shares) < 4 and (not shares or shares[-1] >= 0.01):
+                before, started = ticks(), time.monotonic()
+                time.sleep(6)
+                spent = (ticks() - before) / os.sysconf("SC_CLK_TCK")
+                shares.append(spent / (time.monotonic() - started))
+            self.assertLess(min(shares), 0.01, f"shares of a CPU while idle: {shares}")
 
     def test_key_from_the_environment(self):
         with harness.Server(env={"TANDEM_API_KEY": "secret"}) as server:

@@ -161,8 +161,7 @@ absl::StatusOr<LaunchPlan> MakeLaunchPlan(const LaunchInputs& inputs) {
   if (inputs.options.weights == "map" && inputs.options.hot_experts_gb > 0 && workers > 0) {
     return absl::InvalidArgumentError(
         "--hot-experts-gb copies experts out of the workers' memory, where --weights=map puts "
-        "none: "
-        "--weights=copy is needed, or --hot-experts-gb=0");
+        "none: --weights=copy is needed, or --hot-experts-gb=0");
   }
   auto shares = ExpertShares(inputs.options, workers);
   if (workers > 0 && !shares.ok()) return shares.status();

@@ -30,7 +30,8 @@ namespace tandem::expert {
 
 class FastBlock {
  public:
-  // `fused_rows`: batches of more rows are tiled; negative: from the cache size.
+  // `fused_rows`: batches with results of more rows (BatchGroups::outputs) are tiled; negative:
+  // from the cache size.
   FastBlock(const BlockContext& context, int fused_rows)
       : context_(context), wanted_fused_rows_(fused_rows) {}
 
@@ -39,6 +40,7 @@ class FastBlock {
 
   void Begin(const shm::ExpertBatch& batch);
   void Prepare(const shm::ExpertBatch& batch, int thread) const;
+  // batch.out: [BatchGroups::outputs, hidden].
   void Run(const shm::ExpertBatch& batch, int thread);
 
  private:

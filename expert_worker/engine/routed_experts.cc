@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 
 namespace tandem::expert {
+
 RoutedExperts::RoutedExperts(const WeightStore* store, const kernels::KernelTable* table,
                              const Options& options)
     : store_(store),

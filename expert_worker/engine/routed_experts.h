@@ -41,8 +41,8 @@ class RoutedExperts final : public shm::BatchHandler {
     // Waiting at the barriers inside Run: the others are at work then, so spinning is short; the
     // yields let another process that shares the cores finish its part.
     shm::SpinPolicy spin{50000, true};
-    // Default mode: batches of more rows take the plan for many rows; negative: from the size of
-    // the L2 cache.
+    // Default mode: batches with results of more rows take the plan for many; negative: from the
+    // size of the L2 cache.
     int fused_rows = -1;
   };
 
@@ -88,7 +88,7 @@ class RoutedExperts final : public shm::BatchHandler {
   void RunDeferredBlock(Block& block, const shm::ExpertBatch& batch, int thread);
   void GroupPicks(const shm::ExpertBatch& batch, BatchGroups::Part part);
   bool IsDue(const Carry& carry, const shm::ExpertBatch& batch) const;
-  // Adds `from` [rows, hidden] to `to`: this thread's share.
+  // This thread's share of adding `from` [rows, hidden] to `to`, and of copying it there.
   void AddShare(const shm::ExpertBatch& batch, const float* from, float* to, int thread) const;
   void CopyShare(const shm::ExpertBatch& batch, const float* from, float* to, int thread) const;
 

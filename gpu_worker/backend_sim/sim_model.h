@@ -32,7 +32,7 @@ struct SimModel {
   std::string_view config;  // what the model's config.json says of its shape
   std::string_view small;   // keys that the computed model has other values for
   SimWeightBytes bytes;
-  int layers = 0;  // 0: as many as the config says; else fewer, as many of them dense as there
+  int layers = 0;  // 0: as many as the config says; else so many, with its share of dense ones
 };
 
 std::span<const SimModel> SimModels();

@@ -75,8 +75,9 @@ class PipelineRun {
 // where that is 0.
 absl::StatusOr<gpu::SimMachine> MachineOf(const Scenario& scenario, const std::string& dir);
 
-// The fewest experts a token and layer with whose deferral a step is as short as with more, within
-// 1 % on the virtual clock: what KTransformers' rule of choosing the number comes to.
+// The fewest experts a token and layer, whatever their mass, with whose deferral a step is as short
+// as with more, within 1 % on the virtual clock: what KTransformers' rule of choosing the number
+// comes to.
 absl::StatusOr<int> DeferredFor(const Scenario& scenario, const std::string& dir);
 
 // A folder of small models with random weights, each written when it is first asked for.

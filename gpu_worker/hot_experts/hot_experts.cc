@@ -203,16 +203,19 @@ void HotExperts::EndStep() {
   if (steps >= paused_until_ && source_.available()) policy_.Plan(&planned_);
   const bool save = steps >= next_save_ && !options_.state_dir.empty();
   if (planned_.empty() && !save) return;
-  {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;
-    queue_.insert(queue_.end(), planned_.begin(), planned_.end());
-    planned_.clear();
-    if (save && !save_wanted_) {
-      snapshot_.Assign(policy_.counts());
-      save_wanted_ = true;
-      next_save_ = steps + kSaveSteps;
-    }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) HandOver(save);
+}
+
+// Behind the lock, and told behind it too: a copier that was told later could wake, and take the
+// lock, after it had done all that was handed over.
+void HotExperts::HandOver(bool save) {
+  queue_.insert(queue_.end(), planned_.begin(), planned_.end());
+  planned_.clear();
+  if (save && !save_wanted_) {
+    snapshot_.Assign(policy_.counts());
+    save_wanted_ = true;
+    next_save_ = policy_.counts().steps() + kSaveSteps;
   }
   wake_.notify_one();
 }
@@ -223,16 +226,17 @@ void HotExperts::CopierMain() {
   CanonicalExpert expert;
   std::unique_lock lock(mutex_);
   while (true) {
+    copier_waits_ = true;
+    if (queue_.empty() && !save_wanted_) idle_.notify_all();
     wake_.wait(lock, [this] { return stopped_ || save_wanted_ || !queue_.empty(); });
+    copier_waits_ = false;
     if (stopped_) return;
     if (!queue_.empty()) {
       const Migration migration = queue_.front();
       queue_.erase(queue_.begin());
-      ++copying_;
       lock.unlock();
       const bool ok = CopyExpert(migration, &expert);
       lock.lock();
-      --copying_;
       done_.push_back({migration, ok});
     } else {
       lock.unlock();
@@ -240,7 +244,6 @@ void HotExperts::CopierMain() {
       lock.lock();
       save_wanted_ = false;
     }
-    if (queue_.empty()) idle_.notify_all();
   }
 }
 
@@ -263,7 +266,8 @@ bool HotExperts::CopyExpert(const Migration& migration, CanonicalExpert* expert)
 
 void HotExperts::WaitForCopies() {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return queue_.empty() && copying_ == 0 && !save_wanted_; });
+  HandOver(/*save=*/false);
+  idle_.wait(lock, [this] { return copier_waits_ && queue_.empty() && !save_wanted_; });
 }
 
 HotExperts::Counters HotExperts::counters() const {

@@ -94,7 +94,8 @@ class HotExperts {
   void ObserveStream(const StreamingTimes& times);
   Counters counters() const;
 
-  // For tests: returns when every copy that was begun has ended.
+  // For tests, on the step thread: hands over what a step found locked, and returns when every copy
+  // that was begun has ended and the copier waits; the next BeginStep finds it all.
   void WaitForCopies();
 
  private:
@@ -111,6 +112,7 @@ class HotExperts {
   void SaveCounts(const ExpertCounts& counts) const;
   void Apply(const Copy& copy);
   void SetSlot(int moe_layer, int expert, uint16_t slot);
+  void HandOver(bool save);
   void CopierMain();
   bool CopyExpert(const Migration& migration, CanonicalExpert* expert);
 
@@ -133,7 +135,7 @@ class HotExperts {
   std::condition_variable idle_;
   std::vector<Migration> queue_;
   std::vector<Copy> done_;
-  int copying_ = 0;
+  bool copier_waits_ = false;
   ExpertCounts snapshot_;  // to be saved
   bool save_wanted_ = false;
   bool stopped_ = false;

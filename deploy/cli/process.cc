@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 
@@ -70,15 +69,6 @@ std::string DescribeExit(int wait_status) {
     return absl::StrCat("signal ", signal, " (", strsignal(signal), ")");
   }
   return absl::StrCat("exit code ", WEXITSTATUS(wait_status));
-}
-
-bool IsStopped(pid_t pid) {
-  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
-  std::string text;
-  std::getline(in, text);
-  // "pid (name) S ...": the name may hold anything, the state follows its last parenthesis.
-  const size_t close = text.rfind(')');
-  return close != std::string::npos && close + 2 < text.size() && text[close + 2] == 'T';
 }
 
 }  // namespace tandem

@@ -30,7 +30,4 @@ absl::StatusOr<pid_t> StartProcess(const ProcessSpec& spec);
 // "exit code 3" or "signal 9 (Killed)".
 std::string DescribeExit(int wait_status);
 
-// True while the process exists and is stopped (SIGSTOP).
-bool IsStopped(pid_t pid);
-
 }  // namespace tandem

@@ -94,7 +94,16 @@ int Supervisor::Run() {
 void Supervisor::ReapChildren() {
   for (State& state : states_) {
     int status = 0;
-    if (state.pid > 0 && waitpid(state.pid, &status, WNOHANG) == state.pid) OnExit(state, status);
+    constexpr int kEveryChange = WNOHANG | WUNTRACED | WCONTINUED;
+    while (state.pid > 0 && waitpid(state.pid, &status, kEveryChange) == state.pid) {
+      if (WIFSTOPPED(status)) {
+        state.stopped_since_ms = NowMs();
+      } else if (WIFCONTINUED(status)) {
+        state.stopped_since_ms = -1;
+      } else {
+        OnExit(state, status);
+      }
+    }
   }
 }
 
@@ -146,14 +155,11 @@ void Supervisor::StartDue() {
 void Supervisor::CheckStopped() {
   const int64_t now = NowMs();
   for (State& state : states_) {
-    if (state.pid <= 0 || !IsStopped(state.pid)) {
-      state.stopped_since_ms = -1;
-      continue;
-    }
-    if (state.stopped_since_ms < 0) state.stopped_since_ms = now;
+    if (state.pid <= 0 || state.stopped_since_ms < 0) continue;
     if (now - state.stopped_since_ms < options_.stopped_grace_ms) continue;
     LogError("process_killed", {{"name", state.child.spec.name}, {"reason", "stopped"}});
     kill(state.pid, SIGKILL);
+    state.stopped_since_ms = -1;
   }
 }
 

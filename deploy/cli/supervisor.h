@@ -61,6 +61,7 @@ class Supervisor {
  private:
   struct State;
 
+  // What the kernel tells of children: ends, stops, continuations.
   void ReapChildren();
   void OnExit(State& state, int wait_status);
   void StartDue();

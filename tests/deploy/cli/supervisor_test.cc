@@ -97,6 +97,25 @@ TEST_F(SupervisorTest, KillsAndRestartsAProcessThatIsStopped) {
   other.join();
 }
 
+// The other one's death shows that the grace is over.
+TEST_F(SupervisorTest, ProcessThatGoesOnInTimeLives) {
+  Supervisor supervisor(options_, {Shell("a", "exec sleep 60"), Shell("b", "exec sleep 60")});
+  ASSERT_TRUE(supervisor.Start().ok());
+  std::thread other([&] {
+    EXPECT_TRUE(WaitForStarts("a", 1));
+    EXPECT_TRUE(WaitForStarts("b", 1));
+    kill(Pids("a")[0], SIGSTOP);
+    kill(Pids("a")[0], SIGCONT);
+    kill(Pids("b")[0], SIGSTOP);
+    EXPECT_TRUE(WaitForStarts("b", 2));
+    supervisor.Stop();
+  });
+  EXPECT_EQ(supervisor.Run(), kExitOk);
+  other.join();
+  EXPECT_EQ(Pids("a").size(), 1u);
+  EXPECT_EQ(supervisor.restarts(), 1);
+}
+
 TEST_F(SupervisorTest, KillsAProcessThatStopsAnswering) {
   std::atomic<bool> answers{true};
   Supervisor::Child child = Shell("a", "exec sleep 60");

@@ -68,7 +68,7 @@ void FormRows::Store(size_t row, uint32_t column, const float* x, uint32_t n) co
       break;
     case ActivationForm::kInt8: {
       const size_t group = row * group_stride_ + column / kernels_->dot_group;
-      table_->quantize(x, n, kernels_->dot_group, q_ + row * stride_ + column, scale_ + group,
+      table_->quantize(x, n, kernels_->format, q_ + row * stride_ + column, scale_ + group,
                        scaled_sum_ + group, sum_ + group);
       break;
     }

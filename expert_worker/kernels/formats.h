@@ -178,6 +178,16 @@ constexpr uint32_t SuperBytes(SuperType type) {
 inline constexpr uint32_t kBlockInputs = 256;
 static_assert(kBlockInputs == kSuperBlockColumns);
 
+// Inputs whose int8 activations share a scale: a dot group, or, where weights have super scales,
+// the whole block (llama.cpp does so for all K-quants and IQ4_XS): a group's sum is then multiplied
+// by the weights' scale alone. Codes of five and six bits keep a scale a dot group: the rounding of
+// activations would be as large as that of the weights.
+constexpr uint32_t ActivationGroup(const FormatTraits& t) {
+  const bool super = t.super == SuperType::kF16 || t.super == SuperType::kF16Pair;
+  const bool fine = t.codes == CodeStorage::k5 || t.codes == CodeStorage::k6;
+  return super && !fine ? kBlockInputs : t.dot_group;
+}
+
 // Where the regions of a block begin, in bytes from the block.
 struct BlockGeometry {
   uint32_t inputs;  // not padded

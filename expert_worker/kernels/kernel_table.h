@@ -18,10 +18,11 @@
 //               threads or instruction set; every table gives the same bits (the payload of a NaN
 //               aside). Elementwise functions promise the same.
 //   gemm        The fast one, on activations in the form the format wants: F32, BF16 pairs, or int8
-//               in groups of `dot_group` inputs with an F32 scale each. Within the rounding of that
-//               form (and of F32 sums) of the exact product of the given weights; sums of a row do
-//               not depend on the values of the other rows of a call. (Tiles round once more, and
-//               serve a call's first rows in multiples of 16: amx.cc.)
+//               in groups of `dot_group` inputs with an F32 scale each, the same one for all
+//               groups of ActivationGroup (formats.h) inputs of a block. Within the rounding of
+//               that form (and of F32 sums) of the exact product of the given weights; sums of a
+//               row do not depend on the values of the other rows of a call. (Tiles round once
+//               more, and serve a call's first rows in multiples of 16: amx.cc.)
 //
 // Plain data; all functions are pure, thread-safe, never allocate, never fail. Shapes are elements.
 // Callers check shapes; kernels do not.
@@ -64,7 +65,8 @@ struct PackedMatrix {
 // zero; F32 rows have no gaps.
 enum class ActivationForm : uint8_t { kF32, kBf16, kInt8 };
 
-// Rows of int8 activations: x ~ q * scale by group of dot_group inputs.
+// Rows of int8 activations: x ~ q * scale by group of dot_group inputs; groups of ActivationGroup
+// inputs of a block have the same scale.
 struct Int8Rows {
   const int8_t* q;  // [rows, stride]
   // [rows, group_stride] each:
@@ -131,9 +133,10 @@ struct KernelTable {
   void (*widen_bf16)(const uint16_t* x, float* y, size_t n);
   // y[i] = x[i] rounded to BF16, ties to even; NaN stays NaN.
   void (*narrow_bf16)(const float* x, uint16_t* y, size_t n);
-  // n inputs, a multiple of `group` (16 or 32): scale = max |x| / 127, q = round(x / scale) of each
-  // group; one group of NaN or infinities has a NaN scale, so that the row's results are NaN.
-  void (*quantize)(const float* x, size_t n, uint32_t group, int8_t* q, float* scale,
+  // n inputs from the beginning of a block on, a multiple of the format's dot_group:
+  // scale = max |x| / 127 of ActivationGroup inputs, q = round(x / scale). Where one of them is NaN
+  // or infinite the scale is NaN, so that the row's results are NaN.
+  void (*quantize)(const float* x, size_t n, WeightFormat format, int8_t* q, float* scale,
                    float* scaled_sum, int32_t* sum);
   // y may be g. REQUIRES: clamp.limit > 0.
   void (*clamped_swiglu)(const SwigluClamp& clamp, const float* g, const float* u, float* y,

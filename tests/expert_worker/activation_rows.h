@@ -32,9 +32,12 @@ class ActivationRows {
         spread[j / k_chunk * padded + j % k_chunk] = x[size_t{r} * k + j];
       }
       table.narrow_bf16(spread.data(), bf16_.data() + r * stride_, stride_);
-      table.quantize(spread.data(), stride_, group, q_.data() + r * stride_,
-                     scale_.data() + r * groups_, scaled_sum_.data() + r * groups_,
-                     sum_.data() + r * groups_);
+      if (kernels_.dot_group == 0) continue;
+      for (size_t at = 0; at < stride_; at += padded) {
+        const size_t first = r * groups_ + at / group;
+        table.quantize(spread.data() + at, padded, format, q_.data() + r * stride_ + at,
+                       scale_.data() + first, scaled_sum_.data() + first, sum_.data() + first);
+      }
     }
   }
 

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/hw/cpu_features.h"
@@ -332,6 +334,45 @@ TEST_P(EveryTable, ElementwiseTailsTouchNothingElse) {
     ExpectSameBits(want, got);
     EXPECT_EQ(got[n], 5.0f);
     EXPECT_EQ(narrow_got[n], 77);
+  }
+}
+
+// A scale a dot group, or one for the 256 inputs of a block.
+TEST_P(EveryTable, QuantizeSharesScalesAsTheFormatSays) {
+  constexpr size_t kInputs = 256 + 64;
+  const auto& table = *GetParam();
+  for (const auto& [format, shared] : {std::pair{WeightFormat::kInt4F16, 32u},
+                                       {WeightFormat::kNvfp4, 16u},
+                                       {WeightFormat::kQ3K, 256u},
+                                       {WeightFormat::kQ4K, 256u},
+                                       {WeightFormat::kQ6K, 16u}}) {
+    SCOPED_TRACE(kFormatNames[static_cast<size_t>(format)]);
+    const uint32_t group = TraitsOf(format).dot_group;
+    std::vector<float> x = RandomFloats(kInputs, 7);
+    x[300] = std::numeric_limits<float>::infinity();
+    std::vector<int8_t> q(kInputs);
+    std::vector<float> scale(kInputs / group), scaled_sum(kInputs / group);
+    std::vector<int32_t> sum(kInputs / group);
+    table.quantize(x.data(), kInputs, format, q.data(), scale.data(), scaled_sum.data(),
+                   sum.data());
+    for (size_t g = 0; g < scale.size(); ++g) {
+      const size_t first = g * group / shared * shared;
+      const size_t end = std::min(first + shared, kInputs);
+      float largest = 0;
+      for (size_t i = first; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+      if (std::isinf(largest)) {
+        EXPECT_TRUE(std::isnan(scale[g])) << g;
+        continue;
+      }
+      EXPECT_EQ(scale[g], largest / 127.0f) << g;
+      int32_t total = 0;
+      for (size_t i = g * group; i < (g + 1) * group; ++i) {
+        EXPECT_NEAR(static_cast<float>(q[i]), x[i] * 127.0f / largest, 0.5001f) << i;
+        total += q[i];
+      }
+      EXPECT_EQ(sum[g], total);
+      EXPECT_EQ(scaled_sum[g], scale[g] * static_cast<float>(total));
+    }
   }
 }
 

@@ -18,8 +18,8 @@ using kernels::RoundUpTo;
 
 constexpr size_t kLine = kernels::kPackAlignment;
 // Segments whose down is multiplied at once where an expert has kJointRows rows or more: a panel's
-// sums are then read and written once in 256 inputs, not in 64. With fewer rows weights are read in
-// the order in which they lie, segment by segment.
+// sums are then read and written once in four segments' inputs, 256 or 512. With fewer rows weights
+// are read in the order in which they lie, segment by segment.
 constexpr uint32_t kJointSegments = 4;
 constexpr uint32_t kJointRows = 3;
 // Columns of a row that are put into form at a time: 1 KiB of floats on the stack.

@@ -32,7 +32,8 @@ bool QuantumFits(const MatrixFormat& down, uint32_t quantum) {
 uint32_t ChooseQuantum(uint32_t intermediate, std::span<const LayerFormat> layers) {
   const bool wide = std::ranges::all_of(layers, [](const LayerFormat& layer) {
     const MatrixFormat& down = layer.down;
-    return !IsPlain(down.format) && (down.group_columns == 0 || down.group_columns >= 128);
+    const bool super = kernels::TraitsOf(down.format).super != kernels::SuperType::kNone;
+    return !IsPlain(down.format) && (super || down.group_columns == 0 || down.group_columns >= 128);
   });
   for (uint32_t quantum : {128u, 64u, 32u, 16u, 8u}) {
     if (quantum == 128 && !wide) continue;

@@ -32,9 +32,9 @@ bool QuantumFits(const MatrixFormat& down, uint32_t quantum);
 // The largest fitting one of 64, 32, 16, 8 and 4 that leaves at least four segments, else 4. Gate
 // and up of 64 features are four panels, as many as a kernel walks at a time, and a down panel is
 // then 4 KiB of BF16: shorter ones are read from memory at two thirds of the speed. 128 where a
-// scale covers 128 columns or more, so that down's scales are not stored twice; no more, since a
-// decode step of 8 experts has only intermediate / quantum tasks an expert to spread over threads.
-// `layers`: of the whole model. REQUIRES: not empty.
+// scale or super scale covers 128 columns or more, so that down's are not stored twice; no more,
+// since a decode step of 8 experts has only intermediate / quantum tasks an expert to spread over
+// threads. `layers`: of the whole model. REQUIRES: not empty.
 uint32_t ChooseQuantum(uint32_t intermediate, std::span<const LayerFormat> layers);
 
 // The last segment is narrower where the quantum does not divide the dimension.

@@ -90,7 +90,9 @@ TEST(Segments, QuantumKeepsScalesWhole) {
   EXPECT_EQ(of(WeightFormat::kInt4F16, 128, 768), 128u);
   EXPECT_EQ(of(WeightFormat::kFp8, 128, 256), 64u);
   EXPECT_EQ(of(WeightFormat::kInt8F32, 0, 768), 128u);
-  EXPECT_EQ(of(WeightFormat::kQ4K, 32, 768), 64u);
+  EXPECT_EQ(of(WeightFormat::kQ4K, 32, 768), 128u);
+  EXPECT_EQ(of(WeightFormat::kNvfp4, 16, 768), 128u);
+  EXPECT_EQ(of(WeightFormat::kQ4_1, 32, 768), 64u);
   EXPECT_EQ(of(WeightFormat::kFp8, 96, 768), 32u);
   EXPECT_EQ(of(WeightFormat::kFp8, 100, 768), 4u);
   EXPECT_FALSE(QuantumFits({WeightFormat::kFp8, 100}, 8));

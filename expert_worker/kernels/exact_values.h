@@ -107,6 +107,8 @@ inline float ScaleOf(const PanelView& p, uint32_t j, uint32_t o) {
       return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<uint8_t>(at));
     case ScaleType::kI8:
       return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<int8_t>(at));
+    case ScaleType::kU4:
+      return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<uint8_t>(at) & 15);
   }
   return 0.0f;
 }
@@ -124,6 +126,10 @@ inline float MinOf(const PanelView& p, uint32_t j, uint32_t o) {
       return static_cast<float>(LoadAs<uint8_t>(at));
     case MinType::kU8:
       return SuperOf<T>(p, j, o, 1) * static_cast<float>(LoadAs<uint8_t>(at));
+    case MinType::kU4: {
+      const char* both = p.ScalesOf(j, 1) + o;
+      return SuperOf<T>(p, j, o, 1) * static_cast<float>(LoadAs<uint8_t>(both) >> 4);
+    }
   }
   return 0.0f;
 }
@@ -186,7 +192,7 @@ inline float ExactValue(const PanelView& p, uint32_t j, uint32_t o) {
       value = static_cast<float>(static_cast<int32_t>(code) - T.offset);
     }
     if constexpr (T.min == MinType::kF16) return scale * value + MinOf<T>(p, j, o);
-    if constexpr (T.min == MinType::kU8) return scale * value - MinOf<T>(p, j, o);
+    if constexpr (HasSuperMin(T)) return scale * value - MinOf<T>(p, j, o);
     return scale * value;
   }
 }

@@ -49,8 +49,9 @@ inline constexpr uint32_t kStepAlign = 32;
 
 enum class CodeStorage : uint8_t { kF32, kBf16, kF16, kE4m3, k8, k4, k5, k6, k2, k3 };
 enum class CodeMap : uint8_t { kFloat, kLinear, kE2m1, kIq4Nl };
-enum class ScaleType : uint8_t { kNone, kF32, kBf16, kF16, kE8m0, kE4m3, kU8, kI8 };
-enum class MinType : uint8_t { kNone, kF16, kZeroPoint, kU8 };
+// kU4: the scale in the low nibble of a byte, the minimum in the high one.
+enum class ScaleType : uint8_t { kNone, kF32, kBf16, kF16, kE8m0, kE4m3, kU8, kI8, kU4 };
+enum class MinType : uint8_t { kNone, kF16, kZeroPoint, kU8, kU4 };
 enum class SuperType : uint8_t { kNone, kF16, kF16Pair, kF32Row };
 
 struct FormatTraits {
@@ -107,7 +108,7 @@ constexpr FormatTraits kFormats[] = {
      SuperType::kNone, 32},
     {WeightFormat::kQ5_1, CodeStorage::k5, CodeMap::kLinear, 0, ScaleType::kF16, MinType::kF16,
      SuperType::kNone, 32},
-    {WeightFormat::kQ2K, CodeStorage::k2, CodeMap::kLinear, 0, ScaleType::kU8, MinType::kU8,
+    {WeightFormat::kQ2K, CodeStorage::k2, CodeMap::kLinear, 0, ScaleType::kU4, MinType::kU4,
      SuperType::kF16Pair, 16},
     {WeightFormat::kQ3K, CodeStorage::k3, CodeMap::kLinear, 4, ScaleType::kI8, MinType::kNone,
      SuperType::kF16, 16},
@@ -167,7 +168,13 @@ constexpr uint32_t ScaleBytes(ScaleType type) {
 }
 
 constexpr uint32_t MinBytes(MinType type) {
-  return type == MinType::kNone ? 0 : type == MinType::kF16 ? 2 : 1;
+  // Of kU4 the scale's byte holds both.
+  return type == MinType::kNone || type == MinType::kU4 ? 0 : type == MinType::kF16 ? 2 : 1;
+}
+
+// A minimum is an integer times the block's dmin.
+constexpr bool HasSuperMin(const FormatTraits& t) {
+  return t.min == MinType::kU8 || t.min == MinType::kU4;
 }
 
 constexpr uint32_t SuperBytes(SuperType type) {
@@ -179,13 +186,10 @@ inline constexpr uint32_t kBlockInputs = 256;
 static_assert(kBlockInputs == kSuperBlockColumns);
 
 // Inputs whose int8 activations share a scale: a dot group, or, where weights have super scales,
-// the whole block (llama.cpp does so for all K-quants and IQ4_XS): a group's sum is then multiplied
-// by the weights' scale alone. Codes of five and six bits keep a scale a dot group: the rounding of
-// activations would be as large as that of the weights.
+// the whole block (llama.cpp does so for all K-quants and IQ4_XS; NVFP4's own activations have four
+// bits): a group's sum is then multiplied by the weights' scale alone.
 constexpr uint32_t ActivationGroup(const FormatTraits& t) {
-  const bool super = t.super == SuperType::kF16 || t.super == SuperType::kF16Pair;
-  const bool fine = t.codes == CodeStorage::k5 || t.codes == CodeStorage::k6;
-  return super && !fine ? kBlockInputs : t.dot_group;
+  return t.super == SuperType::kNone ? t.dot_group : kBlockInputs;
 }
 
 // Where the regions of a block begin, in bytes from the block.

@@ -11,7 +11,7 @@ namespace tandem::kernels {
 namespace {
 
 // Bumped when the meaning of packed bytes changes.
-constexpr uint32_t kLayoutVersion = 3;
+constexpr uint32_t kLayoutVersion = 4;
 
 float ElementAsF32(const PackSource& source, size_t index) {
   switch (source.format) {
@@ -106,8 +106,12 @@ void PackGroup(const QuantizedView& view, uint32_t first, uint32_t width, uint32
                char* mins) {
   for (uint32_t o = 0; o < width; ++o) {
     const GroupParameters& p = ParametersOf(view, size_t{first} + o, j);
-    PutBytes(scales, o, ScaleBytes(T.scale), p.scale);
-    if constexpr (T.min != MinType::kNone) PutBytes(mins, o, MinBytes(T.min), p.min);
+    if constexpr (T.scale == ScaleType::kU4) {
+      PutBytes(scales, o, 1, (p.scale & 15) | (p.min & 15) << 4);
+    } else {
+      PutBytes(scales, o, ScaleBytes(T.scale), p.scale);
+      if constexpr (T.min != MinType::kNone) PutBytes(mins, o, MinBytes(T.min), p.min);
+    }
   }
 }
 

@@ -39,7 +39,12 @@ GroupParameters ParametersOf(const PanelView& panel, uint32_t j, uint32_t o) {
   constexpr uint32_t kScale = ScaleBytes(T.scale), kMin = MinBytes(T.min);
   GroupParameters p;
   p.scale = LoadBits(panel.ScalesOf(j, kScale) + o * kScale, kScale);
-  if constexpr (T.min != MinType::kNone) p.min = LoadBits(panel.MinsOf(j, kMin) + o * kMin, kMin);
+  if constexpr (T.scale == ScaleType::kU4) {
+    p.min = p.scale >> 4;
+    p.scale &= 15;
+  } else if constexpr (T.min != MinType::kNone) {
+    p.min = LoadBits(panel.MinsOf(j, kMin) + o * kMin, kMin);
+  }
   if constexpr (T.super == SuperType::kF32Row) {
     p.super = LoadBits(panel.data + o * 4, 4);
   } else if constexpr (T.super != SuperType::kNone) {

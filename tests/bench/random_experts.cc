@@ -72,11 +72,12 @@ GroupParameters SmallParameters(const kernels::FormatTraits& traits) {
       break;
     case ScaleType::kU8:
     case ScaleType::kI8:
+    case ScaleType::kU4:
       p.scale = 9;
       break;
   }
   if (traits.min == MinType::kF16) p.min = 0xAC00;
-  if (traits.min == MinType::kZeroPoint || traits.min == MinType::kU8) p.min = 8;
+  if (traits.min == MinType::kZeroPoint || HasSuperMin(traits)) p.min = 8;
   if (traits.min == MinType::kZeroPoint && traits.codes == CodeStorage::k8) p.min = 128;
   if (traits.super == SuperType::kF16) p.super = 0x1400;
   if (traits.super == SuperType::kF16Pair) p.super = 0x14001400;

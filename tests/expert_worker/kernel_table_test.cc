@@ -342,10 +342,11 @@ TEST_P(EveryTable, QuantizeSharesScalesAsTheFormatSays) {
   constexpr size_t kInputs = 256 + 64;
   const auto& table = *GetParam();
   for (const auto& [format, shared] : {std::pair{WeightFormat::kInt4F16, 32u},
-                                       {WeightFormat::kNvfp4, 16u},
+                                       {WeightFormat::kQ5_1, 32u},
+                                       {WeightFormat::kNvfp4, 256u},
                                        {WeightFormat::kQ3K, 256u},
                                        {WeightFormat::kQ4K, 256u},
-                                       {WeightFormat::kQ6K, 16u}}) {
+                                       {WeightFormat::kQ6K, 256u}}) {
     SCOPED_TRACE(kFormatNames[static_cast<size_t>(format)]);
     const uint32_t group = TraitsOf(format).dot_group;
     std::vector<float> x = RandomFloats(kInputs, 7);

@@ -109,6 +109,8 @@ class RandomWeights {
         return Below(64);
       case ScaleType::kI8:
         return (Below(64) - 32) & 0xFF;
+      case ScaleType::kU4:
+        return Below(16);
       default:
         return Half();
     }
@@ -117,6 +119,7 @@ class RandomWeights {
   uint32_t RandomMin(const FormatTraits& t) {
     if (t.min == MinType::kF16) return Half();
     if (t.min == MinType::kU8) return Below(64);
+    if (t.min == MinType::kU4) return Below(16);
     return Below(t.codes == CodeStorage::k8 ? 256 : 17);
   }
 

@@ -150,7 +150,7 @@ def embed_flags():
 INSTRUCTIONS = {
     "avx2": {"vpmaddubsw", "vfmadd231ps"},
     "avx512": {"vfmadd231ps"},
-    "avx512_vnni": {"vpdpbusd"},
+    "avx512_vnni": {"vpdpbusd", "vpdpwssd"},
     "avx512_bf16": {"vdpbf16ps"},
     "avx512_vbmi": {"vdpbf16ps"},
     "amx": {"ldtilecfg", "tileloadd", "tilestored", "tilezero", "tdpbsud", "tdpbf16ps", "tilerelease"},

@@ -158,8 +158,8 @@ inline uint32_t CodeOf(const PanelView& p, uint32_t j, uint32_t o) {
     code |= T.codes == CodeStorage::k6 ? two << 4 : two;
   }
   if constexpr (T.codes == CodeStorage::k5 || T.codes == CodeStorage::k3) {
-    const size_t offset = g.bit_plane + size_t{step} * 16 + half * 8 + byte / 8;
-    const uint32_t bit = (at(offset) >> (byte % 8)) & 1u;
+    const uint32_t field = step % 4 * 2 + half;
+    const uint32_t bit = (at(g.bit_plane + size_t{step / 4} * 64 + byte) >> field) & 1u;
     code |= T.codes == CodeStorage::k5 ? bit << 4 : bit << 2;
   }
   return code;

@@ -19,9 +19,9 @@
 // vpmaddubsw pairs and of AMX tiles): byte 4 * (o % 16) + i is output o, input j + i.
 //   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128, their offset.
 //   k4    64 bytes: outputs 0-15 in the low nibbles, 16-31 in the high ones.
-//   k5    k4, and a bit plane of 16 bytes a step: bit b of byte group h is bit 4 of byte b of half
-//   h. k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits
-//   2f,
+//   k5    k4, and a bit plane, 64 bytes for four steps: bit f of a byte is bit 4 of the code of step
+//         f / 2, half f % 2.
+//   k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits 2f,
 //         2f + 1) belongs to step f / 2, half f % 2.
 //   k2    the plane of k6 alone.
 //   k3    the bit plane of k5 (bit 2) and the plane of k6.

@@ -11,7 +11,7 @@ namespace tandem::kernels {
 namespace {
 
 // Bumped when the meaning of packed bytes changes.
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 
 float ElementAsF32(const PackSource& source, size_t index) {
   switch (source.format) {
@@ -84,7 +84,7 @@ inline void PutCode(char* block, const BlockGeometry& g, uint32_t j, uint32_t o,
     }
     if constexpr (T.codes == CodeStorage::k5 || T.codes == CodeStorage::k3) {
       const uint32_t bit = (T.codes == CodeStorage::k5 ? code >> 4 : code >> 2) & 1u;
-      merge(g.bit_plane + size_t{step} * 16 + half * 8 + byte / 8, bit << (byte % 8));
+      merge(g.bit_plane + size_t{step / 4} * 64 + byte, bit << (step % 4 * 2 + half));
     }
   }
 }

@@ -59,11 +59,14 @@ struct PanelView {
   const BlockGeometry& GeometryOfBlock(uint32_t j) const {
     return geometry.Block(j / kBlockInputs);
   }
-  // The first of a group's 32 scales or minima, which take `bytes` each.
-  const char* ScalesOf(uint32_t j, uint32_t bytes) const {
-    return group_columns == 0 ? data + geometry.head_scales
-                              : InBlock(j, GeometryOfBlock(j).scales, bytes);
+  // The scale of input j's group and output o.
+  template <FormatTraits T>
+  const char* ScaleAt(uint32_t j, uint32_t o) const {
+    if (group_columns == 0) return data + geometry.head_scales + o * ScaleBytes(T.scale);
+    return BlockOf(j) + GeometryOfBlock(j).scales +
+           ScaleOffset(T, j % kBlockInputs / group_columns, o);
   }
+  // The first of a group's 32 minima, which take `bytes` each.
   const char* MinsOf(uint32_t j, uint32_t bytes) const {
     return group_columns == 0 ? data + geometry.head_mins
                               : InBlock(j, GeometryOfBlock(j).mins, bytes);
@@ -89,7 +92,7 @@ inline float SuperOf(const PanelView& p, uint32_t j, uint32_t o, uint32_t which)
 // The scale of input j's group, supers included.
 template <FormatTraits T>
 inline float ScaleOf(const PanelView& p, uint32_t j, uint32_t o) {
-  const char* at = p.ScalesOf(j, ScaleBytes(T.scale)) + o * ScaleBytes(T.scale);
+  const char* at = p.ScaleAt<T>(j, o);
   switch (T.scale) {
     case ScaleType::kNone:
       return 1.0f;
@@ -106,8 +109,9 @@ inline float ScaleOf(const PanelView& p, uint32_t j, uint32_t o) {
     case ScaleType::kU8:
       return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<uint8_t>(at));
     case ScaleType::kI8:
+    case ScaleType::kI8Pair:
       return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<int8_t>(at));
-    case ScaleType::kU4:
+    case ScaleType::kU4Pair:
       return SuperOf<T>(p, j, o, 0) * static_cast<float>(LoadAs<uint8_t>(at) & 15);
   }
   return 0.0f;
@@ -127,8 +131,8 @@ inline float MinOf(const PanelView& p, uint32_t j, uint32_t o) {
     case MinType::kU8:
       return SuperOf<T>(p, j, o, 1) * static_cast<float>(LoadAs<uint8_t>(at));
     case MinType::kU4: {
-      const char* both = p.ScalesOf(j, 1) + o;
-      return SuperOf<T>(p, j, o, 1) * static_cast<float>(LoadAs<uint8_t>(both) >> 4);
+      const auto both = LoadAs<uint8_t>(p.ScaleAt<T>(j, o));
+      return SuperOf<T>(p, j, o, 1) * static_cast<float>(both >> 4);
     }
   }
   return 0.0f;

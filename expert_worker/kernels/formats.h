@@ -10,7 +10,8 @@
 //           [32] mins
 //   blocks  of kBlockInputs = 256 inputs, the last one of what is left; each
 //     super   [32]           per SuperType
-//     scales  [groups][32]   per ScaleType; groups = ceil(inputs / group_columns)
+//     scales  [groups][32]   per ScaleType, pairs [groups / 2][32][2]; groups = ceil(inputs /
+//                            group_columns)
 //     mins    [groups][32]   per MinType
 //     planes  the codes' upper bits, per CodeStorage: first the bit plane, then the two-bit plane
 //     codes   steps of inputs, per CodeStorage
@@ -19,7 +20,8 @@
 // vpmaddubsw pairs and of AMX tiles): byte 4 * (o % 16) + i is output o, input j + i.
 //   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128, their offset.
 //   k4    64 bytes: outputs 0-15 in the low nibbles, 16-31 in the high ones.
-//   k5    k4, and a bit plane, 64 bytes for four steps: bit f of a byte is bit 4 of the code of step
+//   k5    k4, and a bit plane, 64 bytes for four steps: bit f of a byte is bit 4 of the code of
+//   step
 //         f / 2, half f % 2.
 //   k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits 2f,
 //         2f + 1) belongs to step f / 2, half f % 2.
@@ -49,8 +51,20 @@ inline constexpr uint32_t kStepAlign = 32;
 
 enum class CodeStorage : uint8_t { kF32, kBf16, kF16, kE4m3, k8, k4, k5, k6, k2, k3 };
 enum class CodeMap : uint8_t { kFloat, kLinear, kE2m1, kIq4Nl };
-// kU4: the scale in the low nibble of a byte, the minimum in the high one.
-enum class ScaleType : uint8_t { kNone, kF32, kBf16, kF16, kE8m0, kE4m3, kU8, kI8, kU4 };
+// Pairs: the bytes of two groups alternate, output by output. U4: the scale is the low nibble of a
+// byte, the minimum the high one.
+enum class ScaleType : uint8_t {
+  kNone,
+  kF32,
+  kBf16,
+  kF16,
+  kE8m0,
+  kE4m3,
+  kU8,
+  kI8,
+  kI8Pair,
+  kU4Pair
+};
 enum class MinType : uint8_t { kNone, kF16, kZeroPoint, kU8, kU4 };
 enum class SuperType : uint8_t { kNone, kF16, kF16Pair, kF32Row };
 
@@ -108,9 +122,9 @@ constexpr FormatTraits kFormats[] = {
      SuperType::kNone, 32},
     {WeightFormat::kQ5_1, CodeStorage::k5, CodeMap::kLinear, 0, ScaleType::kF16, MinType::kF16,
      SuperType::kNone, 32},
-    {WeightFormat::kQ2K, CodeStorage::k2, CodeMap::kLinear, 0, ScaleType::kU4, MinType::kU4,
+    {WeightFormat::kQ2K, CodeStorage::k2, CodeMap::kLinear, 0, ScaleType::kU4Pair, MinType::kU4,
      SuperType::kF16Pair, 16},
-    {WeightFormat::kQ3K, CodeStorage::k3, CodeMap::kLinear, 4, ScaleType::kI8, MinType::kNone,
+    {WeightFormat::kQ3K, CodeStorage::k3, CodeMap::kLinear, 4, ScaleType::kI8Pair, MinType::kNone,
      SuperType::kF16, 16},
     {WeightFormat::kQ4K, CodeStorage::k4, CodeMap::kLinear, 0, ScaleType::kU8, MinType::kU8,
      SuperType::kF16Pair, 32},
@@ -165,6 +179,16 @@ constexpr uint32_t ScaleBytes(ScaleType type) {
     default:
       return 1;
   }
+}
+
+constexpr bool HasScalePairs(const FormatTraits& t) {
+  return t.scale == ScaleType::kI8Pair || t.scale == ScaleType::kU4Pair;
+}
+
+// Where the scale of a block's group and of output `o` is, from the block's scales on.
+constexpr size_t ScaleOffset(const FormatTraits& t, uint32_t group, uint32_t o) {
+  return HasScalePairs(t) ? size_t{group / 2} * 2 * kPanelWidth + 2 * o + group % 2
+                          : (size_t{group} * kPanelWidth + o) * ScaleBytes(t.scale);
 }
 
 constexpr uint32_t MinBytes(MinType type) {

@@ -11,7 +11,7 @@ namespace tandem::kernels {
 namespace {
 
 // Bumped when the meaning of packed bytes changes.
-constexpr uint32_t kLayoutVersion = 5;
+constexpr uint32_t kLayoutVersion = 6;
 
 float ElementAsF32(const PackSource& source, size_t index) {
   switch (source.format) {
@@ -100,17 +100,20 @@ void PutBytes(char* at, size_t index, uint32_t bytes, uint32_t bits) {
   std::memcpy(at + index * bytes, &bits, bytes);
 }
 
-// The 32 scales and minima of the group that begins at column j.
+// The 32 scales and minima of group `group` of a block, or 0 of the panel, which begins at column
+// j.
 template <FormatTraits T>
-void PackGroup(const QuantizedView& view, uint32_t first, uint32_t width, uint32_t j, char* scales,
-               char* mins) {
+void PackGroup(const QuantizedView& view, uint32_t first, uint32_t width, uint32_t j,
+               uint32_t group, char* scales, char* mins) {
   for (uint32_t o = 0; o < width; ++o) {
     const GroupParameters& p = ParametersOf(view, size_t{first} + o, j);
-    if constexpr (T.scale == ScaleType::kU4) {
-      PutBytes(scales, o, 1, (p.scale & 15) | (p.min & 15) << 4);
+    char* scale = scales + ScaleOffset(T, group, o);
+    if constexpr (T.scale == ScaleType::kU4Pair) {
+      PutBytes(scale, 0, 1, (p.scale & 15) | (p.min & 15) << 4);
     } else {
-      PutBytes(scales, o, ScaleBytes(T.scale), p.scale);
-      if constexpr (T.min != MinType::kNone) PutBytes(mins, o, MinBytes(T.min), p.min);
+      PutBytes(scale, 0, ScaleBytes(T.scale), p.scale);
+      const size_t at = size_t{group} * kPanelWidth + o;
+      if constexpr (T.min != MinType::kNone) PutBytes(mins, at, MinBytes(T.min), p.min);
     }
   }
 }
@@ -127,10 +130,8 @@ void PackBlock(const QuantizedView& view, uint32_t group_columns, uint32_t first
     }
   }
   for (uint32_t i = 0; group_columns != 0 && i * group_columns < count; ++i) {
-    const size_t at = size_t{i} * kPanelWidth;
-    PackGroup<T>(view, first, width, begin + i * group_columns,
-                 block + g.scales + at * ScaleBytes(T.scale),
-                 block + g.mins + at * MinBytes(T.min));
+    PackGroup<T>(view, first, width, begin + i * group_columns, i, block + g.scales,
+                 block + g.mins);
   }
   if constexpr (T.super == SuperType::kF16 || T.super == SuperType::kF16Pair) {
     for (uint32_t o = 0; o < width; ++o) {
@@ -148,7 +149,7 @@ void PackQuantized(const QuantizedView& view, uint32_t group_columns, uint32_t f
     }
   }
   if (group_columns == 0) {
-    PackGroup<T>(view, first, width, 0, panel + g.head_scales, panel + g.head_mins);
+    PackGroup<T>(view, first, width, 0, 0, panel + g.head_scales, panel + g.head_mins);
   }
   for (uint32_t b = 0; b * kBlockInputs < k; ++b) {
     const uint32_t begin = b * kBlockInputs;

@@ -38,8 +38,8 @@ template <FormatTraits T>
 GroupParameters ParametersOf(const PanelView& panel, uint32_t j, uint32_t o) {
   constexpr uint32_t kScale = ScaleBytes(T.scale), kMin = MinBytes(T.min);
   GroupParameters p;
-  p.scale = LoadBits(panel.ScalesOf(j, kScale) + o * kScale, kScale);
-  if constexpr (T.scale == ScaleType::kU4) {
+  p.scale = LoadBits(panel.ScaleAt<T>(j, o), kScale);
+  if constexpr (T.scale == ScaleType::kU4Pair) {
     p.min = p.scale >> 4;
     p.scale &= 15;
   } else if constexpr (T.min != MinType::kNone) {

@@ -72,7 +72,8 @@ GroupParameters SmallParameters(const kernels::FormatTraits& traits) {
       break;
     case ScaleType::kU8:
     case ScaleType::kI8:
-    case ScaleType::kU4:
+    case ScaleType::kU4Pair:
+    case ScaleType::kI8Pair:
       p.scale = 9;
       break;
   }

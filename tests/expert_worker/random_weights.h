@@ -108,8 +108,9 @@ class RandomWeights {
       case ScaleType::kU8:
         return Below(64);
       case ScaleType::kI8:
+      case ScaleType::kI8Pair:
         return (Below(64) - 32) & 0xFF;
-      case ScaleType::kU4:
+      case ScaleType::kU4Pair:
         return Below(16);
       default:
         return Half();

@@ -68,14 +68,9 @@ struct PanelView {
   }
   // The first of a group's 32 minima, which take `bytes` each.
   const char* MinsOf(uint32_t j, uint32_t bytes) const {
-    return group_columns == 0 ? data + geometry.head_mins
-                              : InBlock(j, GeometryOfBlock(j).mins, bytes);
-  }
-
- private:
-  const char* InBlock(uint32_t j, size_t region, uint32_t bytes) const {
+    if (group_columns == 0) return data + geometry.head_mins;
     const size_t group = j % kBlockInputs / group_columns;
-    return BlockOf(j) + region + group * kPanelWidth * bytes;
+    return BlockOf(j) + GeometryOfBlock(j).mins + group * kPanelWidth * bytes;
   }
 };
 

@@ -20,8 +20,7 @@
 // vpmaddubsw pairs and of AMX tiles): byte 4 * (o % 16) + i is output o, input j + i.
 //   k8   128 bytes: outputs 0-15, then 16-31. Signed codes are stored + 128, their offset.
 //   k4    64 bytes: outputs 0-15 in the low nibbles, 16-31 in the high ones.
-//   k5    k4, and a bit plane, 64 bytes for four steps: bit f of a byte is bit 4 of the code of
-//   step
+//   k5    k4, and a bit plane, 64 bytes for four steps: bit f of a byte is bit 4 of a code of step
 //         f / 2, half f % 2.
 //   k6    k4, and a plane of two bits a code, 64 bytes for two steps: field f of a byte (bits 2f,
 //         2f + 1) belongs to step f / 2, half f % 2.

@@ -159,6 +159,7 @@ INSTRUCTIONS = {
 # What only these may use.
 ONLY_IN = {
     "vpdpbusd": ("avx512_vnni", "avx512_bf16", "avx512_vbmi", "amx"),
+    "vpdpwssd": ("avx512_vnni", "avx512_bf16", "avx512_vbmi", "amx"),
     "vdpbf16ps": ("avx512_bf16", "avx512_vbmi", "amx"),
     "vpermi2b": ("avx512_vbmi", "amx"),
     "vpermt2b": ("avx512_vbmi", "amx"),

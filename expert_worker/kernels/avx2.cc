@@ -25,6 +25,7 @@ struct V {
   // 6 rows x half a panel (2 vectors) are 12 of 16 registers; 2 hold weights, 1 a broadcast.
   static constexpr uint32_t kMaxRows = 6;
   using Rows = Sequence<0, 1, 2, 3, 4, 5>;
+  static constexpr bool kBroadcastOperands = false;
   // One row: 2 panels x 4 vectors are 8 chains, which hide 4 cycles of latency at 2 a cycle.
   static constexpr uint32_t MaxPanels(uint32_t rows) { return rows == 1 ? 2 : 1; }
   static constexpr int VectorsAtOnce(int rows) { return rows <= 3 ? 4 : 2; }
@@ -39,12 +40,22 @@ struct V {
   static inline F LoadHalves(const char* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  // The mask stays in memory: a register less for sums, and a sum that has no register takes thrice
+  // as long as the others.
+  template <uint32_t kMask>
+  static inline F And(U words) {
+    alignas(32) static constexpr uint32_t kMasks[8] = {kMask, kMask, kMask, kMask,
+                                                       kMask, kMask, kMask, kMask};
+    F kept;
+    __asm__("vpand %1, %2, %0"
+            : "=x"(kept)
+            : "m"(*reinterpret_cast<const __m256i*>(kMasks)), "x"(words));
+    return kept;
+  }
   static inline F LowHalfToFloat(U pair) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
   }
-  static inline F HighHalfToFloat(U pair) {
-    return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536)));
-  }
+  static inline F HighHalfToFloat(U pair) { return And<0xFFFF0000>(pair); }
   static inline void Store(float* p, F v) { _mm256_storeu_ps(p, v); }
   // 2^(b - 127) of 8 bytes, but 0 of 0.
   static inline F PowersOfTwo(const char* p) {
@@ -53,18 +64,6 @@ struct V {
   }
   static inline void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
 
-  // Sign, four bits of exponent and three of mantissa. The mask stays in memory: a register less
-  // for sums, and a sum that has no register takes thrice as long as the others.
-  static inline F KeepE4m3(__m256i words) {
-    alignas(32) static constexpr uint32_t kMask[8] = {0x87F00000, 0x87F00000, 0x87F00000,
-                                                      0x87F00000, 0x87F00000, 0x87F00000,
-                                                      0x87F00000, 0x87F00000};
-    F kept;
-    __asm__("vpand %1, %2, %0"
-            : "=x"(kept)
-            : "m"(*reinterpret_cast<const __m256i*>(kMask)), "x"(words));
-    return kept;
-  }
   // Of 32 E4M3 codes, as floats 2^-120 as large: half 0 is bytes 0 and 2 of every four (outputs
   // 4 * lane and 4 * lane + 2), half 1 bytes 1 and 3. Nine operations on 32 codes; widening bytes
   // to words and these, as halves, to floats takes twenty.
@@ -73,8 +72,9 @@ struct V {
     __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
     if constexpr (kHalf == 0) words = _mm256_slli_epi16(words, 8);
     words = _mm256_srai_epi16(words, 4);
-    out[0] = KeepE4m3(_mm256_slli_epi32(words, 16));
-    out[1] = KeepE4m3(words);
+    // Sign, four bits of exponent and three of mantissa.
+    out[0] = And<0x87F00000>(_mm256_slli_epi32(words, 16));
+    out[1] = And<0x87F00000>(words);
   }
   // Of each half of the vectors, rows become columns.
   static inline void Transpose(F& a, F& b, F& c, F& d) {
@@ -107,6 +107,11 @@ struct V {
   }
 
   static inline F Fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  // sum += a * b, in the sum's register: left to itself g++ changes places, and runs out of them.
+  static inline void Accumulate(F& sum, F a, F b) {
+    sum = _mm256_fmadd_ps(a, b, sum);
+    __asm__("" : "+x"(sum));
+  }
   static inline F Add(F a, F b) { return _mm256_add_ps(a, b); }
   static inline F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static inline F Mul(F a, F b) { return _mm256_mul_ps(a, b); }

@@ -191,7 +191,7 @@ void ExpectNearExact(const KernelTable& table, WeightFormat format, const Shape&
 
 TEST_P(EveryFormat, FastKernelIsNearTheExactProduct) {
   const uint32_t group = UsualGroup(format());
-  for (const uint32_t rows : {1u, 2u, 3u, 5u, 6u, 13u, 33u}) {
+  for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 13u, 33u}) {
     ExpectNearExact(table(), format(), {70, 320, 320, group}, rows, rows % 2 == 1);
   }
   ExpectNearExact(table(), format(), {1, 32, 32, group}, 3, false);
@@ -201,6 +201,11 @@ TEST_P(EveryFormat, FastKernelIsNearTheExactProduct) {
   ExpectNearExact(table(), format(), {40, 300, 64, group}, 26, true);
   ExpectNearExact(table(), format(), {70, 96, 96, group}, 70, true);
   ExpectNearExact(table(), format(), {45, 50, 16, std::min(group, 16u)}, 2, true);
+  // More inputs than a kernel gathers of its rows at once.
+  ExpectNearExact(table(), format(), {33, 2208, 2208, group}, 9, false);
+  ExpectNearExact(table(), format(), {33, 2200, 96, group}, 11, true);
+  ExpectNearExact(table(), format(), {33, 8352, 8352, group}, 1, false);
+  ExpectNearExact(table(), format(), {33, 8352, 8352, group}, 5, true);
   const FormatTraits& t = TraitsOf(format());
   if (t.scale == ScaleType::kF32 || t.scale == ScaleType::kBf16 || t.scale == ScaleType::kF16) {
     for (const uint32_t wide : {0u, 64u, 128u}) {

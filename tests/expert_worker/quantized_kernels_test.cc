@@ -201,6 +201,10 @@ TEST_P(EveryFormat, FastKernelIsNearTheExactProduct) {
   ExpectNearExact(table(), format(), {40, 300, 64, group}, 26, true);
   ExpectNearExact(table(), format(), {70, 96, 96, group}, 70, true);
   ExpectNearExact(table(), format(), {45, 50, 16, std::min(group, 16u)}, 2, true);
+  // Chunks of an odd number of groups.
+  for (const uint32_t rows : {1u, 3u, 6u, 7u}) {
+    ExpectNearExact(table(), format(), {33, 300, 96, group}, rows, false);
+  }
   // More inputs than a kernel gathers of its rows at once.
   ExpectNearExact(table(), format(), {33, 2208, 2208, group}, 9, false);
   ExpectNearExact(table(), format(), {33, 2200, 96, group}, 11, true);

@@ -8,7 +8,10 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gateway/api/openai_api.h"
@@ -26,32 +29,40 @@ struct OpenAiApi::Call {
   uint32_t completion_tokens = 0;
 };
 
-// Lets a coroutine wait for something that happens on other threads. Wait is called from the
-// executor's strand by one waiter; Notify from any thread.
+// Lets a coroutine wait for something that happens on other threads. Wait and Close are called from
+// the executor's strand, by one waiter; Notify from any thread, and it may come late: an engine
+// thread may hold the signal for longer than the server that the executor belongs to lives, so the
+// waiter closes it, after which nothing of the executor is touched.
 class StreamSignal : public std::enable_shared_from_this<StreamSignal> {
  public:
-  explicit StreamSignal(boost::asio::any_io_executor executor)
-      : executor_(executor), timer_(executor) {}
+  explicit StreamSignal(boost::asio::any_io_executor executor) : timer_(std::move(executor)) {}
 
   void Notify() {
-    boost::asio::post(executor_, [self = shared_from_this()] {
+    const std::lock_guard lock(mutex_);
+    if (!timer_) return;
+    boost::asio::post(timer_->get_executor(), [self = shared_from_this()] {
       self->notified_ = true;
-      self->timer_.cancel();
+      if (self->timer_) self->timer_->cancel();
     });
   }
 
   // Whether a notification came before `deadline` (cancellation looks like a deadline).
   boost::asio::awaitable<bool> Wait(std::chrono::steady_clock::time_point deadline) {
     if (!notified_) {
-      timer_.expires_at(deadline);
-      co_await timer_.async_wait(boost::asio::as_tuple(boost::asio::use_awaitable));
+      timer_->expires_at(deadline);
+      co_await timer_->async_wait(boost::asio::as_tuple(boost::asio::use_awaitable));
     }
     co_return std::exchange(notified_, false);
   }
 
+  void Close() {
+    const std::lock_guard lock(mutex_);
+    timer_.reset();
+  }
+
  private:
-  boost::asio::any_io_executor executor_;
-  boost::asio::steady_timer timer_;
+  std::mutex mutex_;  // of timer_ against Close; it changes on the strand only
+  std::optional<boost::asio::steady_timer> timer_;
   bool notified_ = false;
 };
 

@@ -16,13 +16,18 @@ namespace asio = boost::asio;
 // Whoever leaves Generate, by whichever way, leaves no generation running.
 class CloseOnExit {
  public:
-  explicit CloseOnExit(std::shared_ptr<GenerationStream> stream) : stream_(std::move(stream)) {}
-  ~CloseOnExit() { stream_->Close(); }
+  CloseOnExit(std::shared_ptr<GenerationStream> stream, std::shared_ptr<StreamSignal> signal)
+      : stream_(std::move(stream)), signal_(std::move(signal)) {}
+  ~CloseOnExit() {
+    stream_->Close();
+    signal_->Close();
+  }
   CloseOnExit(const CloseOnExit&) = delete;
   CloseOnExit& operator=(const CloseOnExit&) = delete;
 
  private:
   std::shared_ptr<GenerationStream> stream_;
+  std::shared_ptr<StreamSignal> signal_;
 };
 
 ResponseShape ShapeOf(const OpenAiRequest& request, const std::string& model,
@@ -96,7 +101,7 @@ asio::awaitable<void> OpenAiApi::Generate(HttpExchange& exchange, Call& call) {
     Generation& job = *prepared;
     job.signal = std::make_shared<StreamSignal>(exchange.executor());
     job.events = std::make_shared<GenerationStream>(parts_.engine, options_.stream);
-    const CloseOnExit close(job.events);
+    const CloseOnExit close(job.events, job.signal);
     job.events->SetWakeup([signal = job.signal] { signal->Notify(); });
     status = job.events->Start(std::move(job.requests));
     if (status.ok()) {

@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <boost/asio/io_context.hpp>
+#include <memory>
+
 #include "absl/strings/str_cat.h"
+#include "gateway/api/openai_call.h"
 #include "tests/gateway/api/api_fixture.h"
 
 namespace tandem::gateway {
@@ -84,6 +88,17 @@ TEST_F(ApiTest, StoppingTheServerEndsOpenStreams) {
   ASSERT_TRUE(client.ReadUntil("Hello"));
   http_server_.reset();
   EXPECT_TRUE(engine_.WaitUntilIdle(kSoon));
+}
+
+// An engine thread may be the last to hold a stream's signal, after the server is gone.
+TEST(StreamSignal, OutlivesItsServerOnceClosed) {
+  auto io = std::make_unique<boost::asio::io_context>();
+  auto signal = std::make_shared<StreamSignal>(io->get_executor());
+  signal->Notify();
+  signal->Close();
+  io.reset();
+  signal->Notify();
+  signal.reset();
 }
 
 // ME-1 (shape): abandoned streams count once, as code 499, and as nothing else.

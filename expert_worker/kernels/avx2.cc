@@ -26,6 +26,7 @@ struct V {
   static constexpr uint32_t kMaxRows = 6;
   using Rows = Sequence<0, 1, 2, 3, 4, 5>;
   static constexpr bool kBroadcastOperands = false;
+  static constexpr uint32_t kFp8Rows = 6;
   // One row: 2 panels x 4 vectors are 8 chains, which hide 4 cycles of latency at 2 a cycle.
   static constexpr uint32_t MaxPanels(uint32_t rows) { return rows == 1 ? 2 : 1; }
   static constexpr int VectorsAtOnce(int rows) { return rows <= 3 ? 4 : 2; }

@@ -13,7 +13,7 @@ namespace {
 
 namespace asio = boost::asio;
 
-// Whoever leaves Generate, by whichever way, leaves no generation running.
+// Whoever leaves Generate, by whichever way, leaves no generation running and none to tell of it.
 class CloseOnExit {
  public:
   CloseOnExit(std::shared_ptr<GenerationStream> stream, std::shared_ptr<StreamSignal> signal)

@@ -32,6 +32,7 @@ constexpr Candidate kCandidates[] = {
     {&kAvx2Fma, &CpuFeatures::avx2},
     {&kAvx2Maddwd, &CpuFeatures::avx2},
     {&kAvx2Maddubs, &CpuFeatures::avx2},
+    {&kAvx2SignMaddubs, &CpuFeatures::avx2},
     {&kAvx2Maddubs2, &CpuFeatures::avx2},
     {&kAvx2Maddubs4, &CpuFeatures::avx2},
     {&kAvx512Fma, &CpuFeatures::avx512},

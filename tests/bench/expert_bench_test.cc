@@ -32,8 +32,8 @@ TEST(InstructionOf, FollowsTableAndWidthOfCodes) {
     return InstructionOf(table, format, false);
   };
   EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kInt4F16), &kAvx2Maddubs4);
-  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kInt8F16), &kAvx2Maddwd);
-  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kIq4Nl), &kAvx2Maddwd);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kInt8F16), &kAvx2SignMaddubs);
+  EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kIq4Nl), &kAvx2SignMaddubs);
   EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kQ6K), &kAvx2Maddubs2);
   EXPECT_EQ(on(kernels::kAvx2Table, WeightFormat::kBf16), &kAvx2Fma);
   EXPECT_EQ(InstructionOf(kernels::kAvx2Table, WeightFormat::kQ4K, true), &kAvx2Fma);

@@ -5,12 +5,12 @@
 namespace tandem::bench {
 namespace {
 
-// Codes of IQ4 reach 255 as those of 8 bits do: neither adds up in 16 bits.
+// Values of IQ4 fill a signed byte as those of 8 bits do: neither's products add up in 16 bits.
 const PeakProbe* Avx2Int8(const kernels::FormatTraits& format) {
-  if (format.map == kernels::CodeMap::kIq4Nl) return &kAvx2Maddwd;
+  if (format.map == kernels::CodeMap::kIq4Nl) return &kAvx2SignMaddubs;
   switch (format.codes) {
     case kernels::CodeStorage::k8:
-      return &kAvx2Maddwd;
+      return &kAvx2SignMaddubs;
     case kernels::CodeStorage::k6:
       return &kAvx2Maddubs2;
     default:

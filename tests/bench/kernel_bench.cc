@@ -114,8 +114,8 @@ void RegisterPeaks(const CpuFeatures& features) {
   };
   if (features.avx2) {
     for (const bench::PeakProbe* probe :
-         {&bench::kAvx2Fma, &bench::kAvx2Maddubs, &bench::kAvx2Maddubs2, &bench::kAvx2Maddubs4,
-          &bench::kAvx2Maddwd}) {
+         {&bench::kAvx2Fma, &bench::kAvx2Maddubs, &bench::kAvx2SignMaddubs, &bench::kAvx2Maddubs2,
+          &bench::kAvx2Maddubs4, &bench::kAvx2Maddwd}) {
       add(*probe);
     }
   }

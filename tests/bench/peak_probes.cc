@@ -38,6 +38,14 @@ void RunAvx2Maddubs(uint64_t iterations) {
                    "vpaddd %%ymm8, %%ymm\\r, %%ymm\\r");
 }
 
+void RunAvx2SignMaddubs(uint64_t iterations) {
+  TANDEM_PEAK_LOOP("ymm", TANDEM_EIGHT_SUMS,
+                   "vpsignb %%ymm14, %%ymm15, %%ymm8\n"
+                   "vpmaddubsw %%ymm8, %%ymm15, %%ymm8\n"
+                   "vpmaddwd %%ymm14, %%ymm8, %%ymm8\n"
+                   "vpaddd %%ymm8, %%ymm\\r, %%ymm\\r");
+}
+
 void RunAvx2Maddubs2(uint64_t iterations) {
   TANDEM_PEAK_LOOP("ymm", TANDEM_EIGHT_SUMS,
                    "vpmaddubsw %%ymm14, %%ymm15, %%ymm8\n"
@@ -123,6 +131,7 @@ void RunAmxBf16(uint64_t iterations) { TANDEM_TILE_LOOP("tdpbf16ps"); }
 
 const PeakProbe kAvx2Fma{"avx2 vfmadd f32", 12 * 16.0, RunAvx2Fma};
 const PeakProbe kAvx2Maddubs{"avx2 vpmaddubsw+vpmaddwd", 8 * 64.0, RunAvx2Maddubs};
+const PeakProbe kAvx2SignMaddubs{"avx2 vpsignb+vpmaddubsw+vpmaddwd", 8 * 64.0, RunAvx2SignMaddubs};
 const PeakProbe kAvx2Maddubs2{"avx2 2 vpmaddubsw+vpmaddwd", 8 * 128.0, RunAvx2Maddubs2};
 const PeakProbe kAvx2Maddubs4{"avx2 4 vpmaddubsw+vpmaddwd", 8 * 256.0, RunAvx2Maddubs4};
 const PeakProbe kAvx2Maddwd{"avx2 vpmaddwd", 8 * 32.0, RunAvx2Maddwd};

@@ -19,11 +19,13 @@ struct PeakProbe {
 extern const PeakProbe kAvx2Fma;
 // 8-bit products, added in pairs to 16 bits and those to 32, one vector after the other.
 extern const PeakProbe kAvx2Maddubs;
-// The same with two and with four vectors added in 16 bits first: codes of up to six and of up to
+// The same of full signed 8-bit weights: their magnitudes times activations with their signs.
+extern const PeakProbe kAvx2SignMaddubs;
+// The first with two and with four vectors added in 16 bits first: codes of up to six and of up to
 // five bits never overflow there.
 extern const PeakProbe kAvx2Maddubs2;
 extern const PeakProbe kAvx2Maddubs4;
-// 16-bit products: what full 8-bit weights need, since vpmaddubsw saturates.
+// 16-bit products.
 extern const PeakProbe kAvx2Maddwd;
 extern const PeakProbe kAvx512Fma;
 extern const PeakProbe kAvx512Maddubs4;

@@ -142,16 +142,14 @@ LocalServer::~LocalServer() {
 }
 
 int LocalServer::Run(const std::function<void(const ReadyServer&)>& on_ready) {
-  using Kind = WorkerProbe::Kind;
+  using Kind = WorkerKind;
   std::vector<Supervisor::Child> children;
   const auto add = [&](ProcessSpec spec, std::function<bool()> probe) {
     spec.log_path = log_path_;
     children.push_back({std::move(spec), std::move(probe)});
   };
   const auto probe = [](Kind kind, const std::string& address) {
-    return [probe = std::make_shared<WorkerProbe>(kind, address)] {
-      return probe->Ask(kProbeTimeoutMs).has_value();
-    };
+    return [kind, address] { return ProbeWorker(kind, address, kProbeTimeoutMs).has_value(); };
   };
   for (size_t i = 0; i < plan_.expert_workers.size(); ++i) {
     add(plan_.expert_workers[i], probe(Kind::kExpertWorker, plan_.expert_addresses[i]));
@@ -178,10 +176,10 @@ int LocalServer::Run(const std::function<void(const ReadyServer&)>& on_ready) {
 }
 
 ReadyServer LocalServer::Describe(const BoundPorts& ports) const {
-  using Kind = WorkerProbe::Kind;
+  using Kind = WorkerKind;
   ReadyServer ready{ports, "", 0};
   const auto add = [&ready](Kind kind, const std::string& address) {
-    const auto state = WorkerProbe(kind, address).Ask(kProbeTimeoutMs);
+    const auto state = ProbeWorker(kind, address, kProbeTimeoutMs);
     if (!state) return;
     ready.kernels = state->kernels;
     ready.threads += state->threads;
@@ -194,7 +192,6 @@ ReadyServer LocalServer::Describe(const BoundPorts& ports) const {
 // Shows loading progress until the API answers, then calls on_ready.
 void LocalServer::Watch(const std::function<void(const ReadyServer&)>& on_ready) {
   const bool show = !settings_.quiet && isatty(STDERR_FILENO) != 0;
-  const WorkerProbe gpu(WorkerProbe::Kind::kGpuWorker, plan_.gpu_address);
   const auto key = ClientApiKey(settings_.options);
   std::unique_ptr<GenerateClient> client;
   BoundPorts ports;
@@ -213,7 +210,8 @@ void LocalServer::Watch(const std::function<void(const ReadyServer&)>& on_ready)
       return;
     }
     if (show) {
-      if (const auto state = gpu.Ask(kProbeTimeoutMs); state && state->total_bytes > 0) {
+      const auto state = ProbeWorker(WorkerKind::kGpuWorker, plan_.gpu_address, kProbeTimeoutMs);
+      if (state && state->total_bytes > 0) {
         std::fprintf(stderr, "\rloading %3d %% of %.1f MB",
                      static_cast<int>(100 * state->loaded_bytes / state->total_bytes),
                      static_cast<double>(state->total_bytes) * 1e-6);

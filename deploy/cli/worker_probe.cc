@@ -19,38 +19,21 @@ LoadState FromInfo(const Response& info) {
 
 }  // namespace
 
-struct WorkerProbe::Impl {
-  std::unique_ptr<pb::GpuWorkerService::Stub> gpu;
-  std::unique_ptr<pb::ExpertWorkerService::Stub> expert;
-};
-
-WorkerProbe::WorkerProbe(Kind kind, const std::string& address) : impl_(std::make_unique<Impl>()) {
-  // A restarted worker must be seen within a second, not after gRPC's minutes of back-off.
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  const auto channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-  if (kind == Kind::kGpuWorker) {
-    impl_->gpu = pb::GpuWorkerService::NewStub(channel);
-  } else {
-    impl_->expert = pb::ExpertWorkerService::NewStub(channel);
-  }
-}
-
-WorkerProbe::~WorkerProbe() = default;
-
-std::optional<LoadState> WorkerProbe::Ask(int timeout_ms) const {
+std::optional<LoadState> ProbeWorker(WorkerKind kind, const std::string& address, int timeout_ms) {
+  const auto channel = grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
-  if (impl_->gpu != nullptr) {
+  if (kind == WorkerKind::kGpuWorker) {
     pb::GetGpuWorkerInfoResponse info;
-    if (!impl_->gpu->GetInfo(&context, {}, &info).ok()) return std::nullopt;
+    if (!pb::GpuWorkerService::NewStub(channel)->GetInfo(&context, {}, &info).ok()) {
+      return std::nullopt;
+    }
     return FromInfo(info);
   }
   pb::GetExpertWorkerInfoResponse info;
-  if (!impl_->expert->GetInfo(&context, {}, &info).ok()) return std::nullopt;
+  if (!pb::ExpertWorkerService::NewStub(channel)->GetInfo(&context, {}, &info).ok()) {
+    return std::nullopt;
+  }
   return FromInfo(info);
 }
 

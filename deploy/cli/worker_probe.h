@@ -3,7 +3,6 @@
 // Asks a worker over its control service whether it answers and how far its loading is.
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,19 +16,10 @@ struct LoadState {
   uint32_t threads = 0;
 };
 
-class WorkerProbe {
- public:
-  enum class Kind { kGpuWorker, kExpertWorker };
+enum class WorkerKind { kGpuWorker, kExpertWorker };
 
-  WorkerProbe(Kind kind, const std::string& address);
-  ~WorkerProbe();
-
-  // Nothing when the worker does not answer within `timeout_ms`. Thread-safe.
-  std::optional<LoadState> Ask(int timeout_ms) const;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
+// Nothing when the worker does not answer within `timeout_ms`. Thread-safe. Its connection ends
+// with the answer: one that nobody reads holds up the worker's own end until its grace is over.
+std::optional<LoadState> ProbeWorker(WorkerKind kind, const std::string& address, int timeout_ms);
 
 }  // namespace tandem

@@ -31,7 +31,10 @@ class MainJob(unittest.TestCase):
             self.assertEqual(status, 200, answer)
             self.assertIn("42", answer["choices"][0]["message"]["content"])
             pids = [pid for group in server.children().values() for pid in group]
+            started = time.monotonic()
             self.assertEqual(server.stop(), 0, server.log())
+            # Less than the workers' grace: nobody holds a connection that is not read.
+            self.assertLess(time.monotonic() - started, 3, server.log())
             for pid in pids:
                 self.assertFalse(os.path.exists(f"/proc/{pid}"), f"{pid} lives on")
 
